@@ -1,0 +1,45 @@
+"""A loaded model: configuration, parameters, tokenizer, and the programs compiled for it so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from skipjax.config import DecoderConfig
+from skipjax.decoder import Execution, Params, execution_of
+from skipjax.recorded import Recorded
+from skipjax.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(eq=False)
+class LanguageModel:
+    """What `sj.load` returns and `sj.generate` takes.
+
+    Attributes:
+      config: static description of the decoder; `config.num_layers` is its depth.
+      params: pytree of arrays, see `skipjax.decoder`; every floating array has the dtype chosen at load.
+      tokenizer: None if the checkpoint has none (prompts are then lists of token ids).
+      recorded: what the weights were trained for, or None if the checkpoint does not say.
+      programs: compiled programs by static key, filled by generation. Holds no request's state.
+    """
+
+    config: DecoderConfig
+    params: Params
+    tokenizer: Tokenizer | None = None
+    recorded: Recorded | None = None
+    programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def execution(self) -> Execution:
+        """How ranges of layers are run: "unrolled" (default on CPU) or "scanned" (default on TPU and GPU)."""
+        return execution_of(self.params)
+
+    @property
+    def dtype(self) -> Any:
+        return self.params["ends"]["tokens"].dtype
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -1,0 +1,51 @@
+"""What a checkpoint's weights were trained for, kept beside them, so that generation can warn before it skips blindly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from skipjax.methods import Full, SkipDecode
+
+_METHODS = {"full": Full, "skipdecode": SkipDecode}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The method a checkpoint was trained for, which is also the one generation programs use by default.
+
+    Attributes:
+      method: `Full()` or a `SkipDecode` with its horizon filled in.
+      speedup_range: (lowest, highest) target speed-up where schedules were drawn from a range, all with the warm-up
+        layers, horizon and shape of `method`; None for a single schedule.
+    """
+
+    method: Full | SkipDecode
+    speedup_range: tuple[float, float] | None = None
+
+    def covers(self, method: Full | SkipDecode, num_layers: int) -> bool:
+        """Whether a resolved `method` is one these weights were trained for. Full depth always is."""
+        if isinstance(method, Full) or method == self.method:
+            return True
+        if isinstance(self.method, Full) or self.speedup_range is None:
+            return False
+        alike = dataclasses.replace(self.method, max_depth=method.max_depth, min_depth=method.min_depth) == method
+        low, high = self.speedup_range
+        # Depths are whole layers, so the target of a drawn schedule can miss the drawn speed-up by half a layer.
+        half_layer = 0.5 / num_layers
+        return alike and 1 / high - half_layer <= 1 / method.target_speedup(num_layers) <= 1 / low + half_layer
+
+    def to_json(self) -> dict:
+        name = next(name for name, kind in _METHODS.items() if isinstance(self.method, kind))
+        return {"method": name, **dataclasses.asdict(self.method), "speedup_range": self.speedup_range}
+
+    @classmethod
+    def from_json(cls, data: dict) -> Recorded:
+        """Inverse of `to_json`. Raises ValueError for an unknown method or fields it does not have."""
+        fields = {name: value for name, value in data.items() if name not in ("method", "speedup_range")}
+        kind = _METHODS.get(data.get("method", ""))
+        try:
+            method = kind(**fields)  # type: ignore[misc]
+        except TypeError:
+            raise ValueError(f"recorded method: {data!r} is not one this version knows") from None
+        span = data.get("speedup_range")
+        return cls(method, None if span is None else (float(span[0]), float(span[1])))
