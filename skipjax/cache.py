@@ -49,6 +49,11 @@ class KVCache:
         return cls(empty(), empty(), lengths, stacked)
 
     @property
+    def layout(self) -> str:
+        """The order of axes that `read` returns, as `skipjax.attention.attention` spells it."""
+        return "sbkh" if self.stacked else "bksh"
+
+    @property
     def nbytes(self) -> int:
         return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves((self.keys, self.values)))
 

@@ -126,7 +126,7 @@ def run_layers(
     if first >= last:
         return h, carry
     if carry is None:
-        # Differentiable: slices as scan inputs, so that each layer's gradient lands in its own slice.
+        # Differentiable: layers as scan inputs, so that each layer's gradient lands in its own slice.
         sliced = jax.tree.map(lambda leaf: leaf[first:last], layers)
 
         def scan_body(h, layer_params):
@@ -170,7 +170,9 @@ def teacher_forced(
     turned = rotation_at(config, positions)
     allowed = causal(padding, total)
     waiting = h[:, total:]  # columns that later layers take up again, with the state the last active layer gave them
-    for (first, last), length in layer_groups(columns):
+    groups = layer_groups(columns)
+    pieces = _cut_layers(params["layers"], [last for (_, last), _ in groups])
+    for ((first, last), length), layers in zip(groups, pieces, strict=True):
         active = h.shape[1]
         if length < active:
             waiting = jnp.concatenate([h[:, length:], waiting], axis=1)
@@ -183,5 +185,14 @@ def teacher_forced(
         def attend(carry, layer, part=allowed[:, :length, :length]):
             return lambda q, k, v: (attention(q, k, v, part, "bskh"), carry)
 
-        h, _ = run_layers(config, params["layers"], first, last, h, part, attend, None, rematerialise=rematerialise)
+        h, _ = run_layers(config, layers, 0, last - first, h, part, attend, None, rematerialise=rematerialise)
     return jnp.concatenate([h, waiting], axis=1)
+
+
+def _cut_layers(layers: Any, ends: list[int]) -> list[Any]:
+    """The layers in consecutive groups that end before layers `ends`. Stacked arrays are split all at once, since the
+    gradient of a split is one concatenation, and that of many slices a sum of many whole arrays."""
+    if isinstance(layers, list):
+        return [layers[first:last] for first, last in zip([0, *ends], ends, strict=False)]
+    split = jax.tree.map(lambda leaf: jnp.split(leaf, ends[:-1]), layers)
+    return [jax.tree.map(lambda _, parts, i=i: parts[i], layers, split) for i in range(len(ends))]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from skipjax.config import DecoderConfig
 from skipjax.decoder import Execution, Params, execution_of
 from skipjax.recorded import Recorded
-from skipjax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from skipjax.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,7 +24,8 @@ class LanguageModel:
       params: pytree of arrays, see `skipjax.decoder`; every floating array has the dtype chosen at load.
       tokenizer: None if the checkpoint has none (prompts are then lists of token ids).
       recorded: what the weights were trained for, or None if the checkpoint does not say.
-      programs: compiled programs by static key, filled by generation. Holds no request's state.
+      programs: compiled programs by static key, filled by generation; they hold no request's state.
+      warned: methods that the user has been told these weights were not trained for.
     """
 
     config: DecoderConfig
@@ -30,6 +33,7 @@ class LanguageModel:
     tokenizer: Tokenizer | None = None
     recorded: Recorded | None = None
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+    warned: set[Any] = dataclasses.field(default_factory=set, repr=False)
 
     @property
     def execution(self) -> Execution:

@@ -130,10 +130,9 @@ class Ends(nnx.Module):
         self.offset = config.position_offset
         projected = config.embed_size != config.hidden_size
         self.tokens = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size)))
-        self.positions = None
-        if config.rope is None:
-            rows = config.max_positions + config.position_offset
-            self.positions = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), (rows, config.hidden_size)))
+        shape = (config.max_positions + config.position_offset, config.hidden_size)
+        learned = config.rope is None
+        self.positions = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), shape)) if learned else None
         self.project_in = Linear(config.embed_size, config.hidden_size, False, rngs=rngs) if projected else None
         self.final_norm = Norm(config, config.hidden_size) if config.final_norm else None
         self.project_out = Linear(config.hidden_size, config.embed_size, False, rngs=rngs) if projected else None

@@ -34,6 +34,13 @@ class Recorded:
         half_layer = 0.5 / num_layers
         return alike and 1 / high - half_layer <= 1 / method.target_speedup(num_layers) <= 1 / low + half_layer
 
+    def describe(self) -> str:
+        """For messages: "SkipDecode(...)", with the range of target speed-ups where there is one."""
+        if self.speedup_range is None:
+            return repr(self.method)
+        low, high = self.speedup_range
+        return f"schedules like {self.method!r} at target speed-ups from {low:g} to {high:g}"
+
     def to_json(self) -> dict:
         name = next(name for name, kind in _METHODS.items() if isinstance(self.method, kind))
         return {"method": name, **dataclasses.asdict(self.method), "speedup_range": self.speedup_range}

@@ -39,34 +39,40 @@ class Sampling:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingNumbers:
-    """The dynamic arguments of `next_tokens`: float32 and int32 scalars, and one random key per row [B]."""
+    """A batch's `Sampling` as dynamic arguments.
+
+    Attributes:
+      temperature, top_p: float32 scalars; top_k: int32 scalar; seed: uint32 scalar.
+      prompt_hashes: uint32 [B], a hash of each row's prompt tokens.
+      occurrences: uint32 [B], the number of equal prompts in earlier rows.
+    """
 
     temperature: jax.Array
     top_p: jax.Array
     top_k: jax.Array
-    keys: jax.Array
+    seed: jax.Array
+    prompt_hashes: jax.Array
+    occurrences: jax.Array
+
+    def keys(self) -> jax.Array:
+        """One random key per row [B]."""
+
+        def one(prompt_hash, occurrence):
+            return jax.random.fold_in(jax.random.fold_in(jax.random.key(self.seed), prompt_hash), occurrence)
+
+        return jax.vmap(one)(self.prompt_hashes, self.occurrences)
 
 
-def row_keys(seed: jax.Array, prompt_hashes: jax.Array, occurrences: jax.Array) -> jax.Array:
-    """One key per row from the seed (uint32 scalar), a hash of its prompt and the number of equal prompts before it
-    (uint32 [B])."""
-
-    def one(prompt_hash, occurrence):
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), prompt_hash), occurrence)
-
-    return jax.vmap(one)(prompt_hashes, occurrences)
-
-
-def next_tokens(logits: jax.Array, numbers: SamplingNumbers, index: jax.Array) -> jax.Array:
-    """Token ids int32 [B] from float32 logits [B, V] for generated token number `index` (int32 scalar)."""
+def next_tokens(logits: jax.Array, numbers: SamplingNumbers, keys: jax.Array, index: jax.Array) -> jax.Array:
+    """Token ids int32 [B] from float32 logits [B, V] for generated token number `index` (int32 scalar); keys [B]."""
 
     def greedy():
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def sampled():
         kept = keep_likely(logits / numbers.temperature, numbers.top_k, numbers.top_p)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(numbers.keys, index)
-        return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
+        return jax.vmap(jax.random.categorical)(step_keys, kept).astype(jnp.int32)
 
     # A run-time branch on a scalar: greedy and sampled calls share a program, and greedy ones skip the drawing.
     return jax.lax.cond(numbers.temperature > 0, sampled, greedy)

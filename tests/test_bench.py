@@ -1,0 +1,167 @@
+import json
+import math
+
+import jax
+import pytest
+from typer.testing import CliRunner, Result
+
+from skipjax import bench, decoder, shapes
+from skipjax.bench import Workload
+from skipjax.config import DecoderConfig, RopeConfig
+from skipjax.language_model import LanguageModel
+from skipjax.methods import SkipDecode
+from skipjax.settings import Setting
+
+CONFIG = DecoderConfig(
+    family="llama",
+    vocab_size=32,
+    hidden_size=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=8,
+    ffn_size=24,
+    embed_size=16,
+    max_positions=32,
+    norm="rms",
+    norm_epsilon=1e-5,
+    norm_affine=True,
+    norm_before=True,
+    final_norm=True,
+    activation="silu",
+    gated=True,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    rope=RopeConfig(),
+    position_offset=0,
+    tied=True,
+    bos_id=None,
+    eos_ids=(0,),
+    pad_id=0,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("smollm2-135m", 134_515_008),
+        ("opt-125m", 125_239_296),
+        ("opt-1.3b", 1_315_758_080),
+        ("llama-3.2-1b", 1_235_814_400),
+    ],
+)
+def test_shapes_have_the_published_sizes(name: str, parameters: int):
+    leaves = jax.tree.leaves(decoder.abstract_params(shapes.shape_config(name)))
+    assert sum(math.prod(leaf.shape) for leaf in leaves) == parameters
+
+
+def test_shape_names():
+    assert len(shapes.SHAPES) == 4
+    with pytest.raises(ValueError, match="did you mean 'opt-125m'"):
+        shapes.shape_config("opt-125")
+
+
+@pytest.fixture(scope="module")
+def lm() -> LanguageModel:
+    return shapes.random_model(CONFIG, dtype="float32", execution="unrolled")
+
+
+def test_random_model(lm: LanguageModel):
+    assert (lm.execution, lm.dtype, lm.tokenizer) == ("unrolled", "float32", None)
+    scanned = shapes.random_model(CONFIG, dtype="float32", execution="scanned")
+    assert (scanned.execution, scanned.num_parameters) == ("scanned", lm.num_parameters)
+    with pytest.raises(ValueError, match="did you mean 'scanned'"):
+        shapes.random_model(CONFIG, execution="scaned")
+
+
+def test_measure(lm: LanguageModel):
+    # Depth 1: only the last layer ever decodes, so the first needs no cache.
+    settings = [Setting(SkipDecode(1, 1, warmup_layers=0), 2.0)]
+    workload = Workload(batch_sizes=(1, 2), prompt_length=16, max_new_tokens=5, repeats=2)
+    measured = bench.measure(lm, settings, workload)
+    assert [(m.setting.label, m.batch_size) for m in measured] == [
+        *(("full", 1), ("skipdecode 2x", 1)),
+        *(("full", 2), ("skipdecode 2x", 2)),
+    ]
+    for m in measured:
+        position_bytes = 2 * m.batch_size * 8 * 4  # keys and values, one head of 8 float32
+        layers = 2 if m.setting.name == "full" else 1
+        assert m.kv_cache_bytes == layers * (16 + 4) * position_bytes
+        assert m.kv_cache_share == layers / 2
+        assert m.mean_depth == pytest.approx(2 if layers == 2 else (2 + 4 * 1) / 5)
+        assert m.realised_speedup == pytest.approx(2 / m.mean_depth)
+        assert m.target_speedup == 2 / layers
+        assert m.compile_seconds > 0
+        for spread in (m.prompt_ms, m.step_ms, m.tokens_per_second, m.measured_speedup):
+            assert 0 < spread.lowest <= spread.median <= spread.highest
+    assert measured[0].measured_speedup == bench.Spread(1, 1, 1)
+    assert len(bench.table(measured).splitlines()) == 2 + 4
+    again = bench.measure(lm, settings, workload)
+    assert [m.compile_seconds for m in again] == [0] * 4
+
+
+def test_to_json(lm: LanguageModel):
+    (full,) = bench.measure(lm, [], Workload((1,), prompt_length=2, max_new_tokens=2, repeats=1))
+    data = json.loads(json.dumps(full.to_json()))
+    spreads = ["prompt_ms", "step_ms", "tokens_per_second", "measured_speedup"]
+    keys = "method speedup max_depth min_depth batch_size prompt_length max_new_tokens target_speedup realised_speedup"
+    keys += " mean_depth kv_cache_bytes kv_cache_share compile_seconds"
+    assert set(data) == {*keys.split(), *spreads, *(f"{name}_range" for name in spreads)}
+    assert data["step_ms_range"] == [data["step_ms"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_sizes": ()}, "batch_sizes must hold at least one number"),
+        ({"batch_sizes": (1, 0)}, "batch_size must be an integer of at least 1, got 0"),
+        ({"prompt_length": 0}, "prompt_length must be"),
+        ({"max_new_tokens": 1}, "max_new_tokens must be an integer of at least 2, got 1"),
+        ({"repeats": 0}, "repeats must be"),
+    ],
+)
+def test_bad_workloads(arguments: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        Workload(**arguments)
+
+
+def test_workload_beyond_the_model(lm: LanguageModel):
+    with pytest.raises(ValueError, match="at most the model's 32 positions, got 30 \\+ 3"):
+        bench.measure(lm, [], Workload((1,), 30, 3, 1))
+    with pytest.raises(ValueError, match="max_depth must be at most the model's 2 layers, got 3"):
+        bench.measure(lm, [Setting(SkipDecode(3, 3))], Workload((1,), 2, 2, 1))
+
+
+def run_program(*arguments: str) -> Result:
+    from skipjax.main import app
+
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+def test_program(monkeypatch: pytest.MonkeyPatch, lm: LanguageModel):
+    monkeypatch.setattr(shapes, "shape_config", lambda name: CONFIG)
+    monkeypatch.setattr(shapes, "random_model", lambda config, dtype, execution: lm)
+    arguments = ["--shape", "opt-125m", "--speedup", "1", "--batch-size", "1,2", "--prompt-length", "4"]
+    arguments += ["--max-new-tokens", "3", "--repeats", "1", "--dtype", "float32"]
+    result = run_program(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [(row["model"], row["method"], row["batch_size"]) for row in rows] == [
+        ("opt-125m", "full", 1),
+        ("opt-125m", "full", 2),
+    ]
+    assert all(row["num_layers"] == 2 and row["dtype"] == "float32" and row["platform"] for row in rows)
+    result = run_program(*arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("| full ") == 2
+
+    assert (
+        str(run_program("--shape", "opt-125m", "--model", "m").exception) == "give either --model or --shape, not both"
+    )
+    assert str(run_program("--batch-size", "1,x").exception).startswith("--batch-size must be whole numbers")
+
+
+def test_flags_name_every_shape():
+    text = run_program("--help").output
+    assert all(name in text for name in shapes.SHAPES)
