@@ -49,7 +49,7 @@ def _compiled(template: str) -> jinja2.Template:
     return environment.from_string(template)
 
 
-def render(template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]) -> str:
+def render(template: str, messages: Sequence[Any], special_tokens: Mapping[str, str]) -> str:
     """The text of a conversation with the opening of the assistant's next turn.
 
     Args:

@@ -11,6 +11,8 @@ from skipjax.tensor_files import WEIGHT_FILES
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
+TIMEOUT = 10  # seconds to wait for the hub's answer to what a repository holds
+
 # Everything but weights that loading reads.
 _SMALL_FILES = (
     "config.json",
@@ -53,17 +55,18 @@ def _download(name: str) -> Path:
     import huggingface_hub
 
     try:
-        files = huggingface_hub.HfApi().list_repo_files(name)
+        # Not list_repo_files: offline, that retries for half a minute.
+        siblings = huggingface_hub.HfApi().model_info(name, timeout=TIMEOUT).siblings or []
     except Exception as error:  # the hub's own errors, and those of whichever HTTP library it uses
         return _from_cache(name, error)
-    weights = _weight_patterns(name, files)
+    weights = _weight_patterns(name, {sibling.rfilename for sibling in siblings})
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*_SMALL_FILES, *weights]))
     except Exception as error:
         _explain(name, error)
 
 
-def _weight_patterns(name: str, files: list[str]) -> list[str]:
+def _weight_patterns(name: str, files: set[str]) -> list[str]:
     """Patterns for the weights of one form only: many repositories hold the same weights several times."""
     for single in WEIGHT_FILES:
         if single in files:
@@ -77,13 +80,13 @@ def _weight_patterns(name: str, files: list[str]) -> list[str]:
 def _from_cache(name: str, error: Exception) -> Path:
     """What an earlier download left, where the hub cannot be asked."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     if isinstance(error, RepositoryNotFoundError):
         _explain(name, error)
     try:
         return Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
+    except Exception:  # nothing there, or a damaged cache: what went wrong first is the better explanation
         _explain(name, error)
 
 

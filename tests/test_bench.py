@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import jax
 import pytest
@@ -51,12 +52,12 @@ CONFIG = DecoderConfig(
         ("llama-3.2-1b", 1_235_814_400),
     ],
 )
-def test_shapes_have_the_published_sizes(name: str, parameters: int):
+def test_shapes_have_the_published_sizes(name: str, parameters: int) -> None:
     leaves = jax.tree.leaves(decoder.abstract_params(shapes.shape_config(name)))
     assert sum(math.prod(leaf.shape) for leaf in leaves) == parameters
 
 
-def test_shape_names():
+def test_shape_names() -> None:
     assert len(shapes.SHAPES) == 4
     with pytest.raises(ValueError, match="did you mean 'opt-125m'"):
         shapes.shape_config("opt-125")
@@ -67,7 +68,7 @@ def lm() -> LanguageModel:
     return shapes.random_model(CONFIG, dtype="float32", execution="unrolled")
 
 
-def test_random_model(lm: LanguageModel):
+def test_random_model(lm: LanguageModel) -> None:
     assert (lm.execution, lm.dtype, lm.tokenizer) == ("unrolled", "float32", None)
     scanned = shapes.random_model(CONFIG, dtype="float32", execution="scanned")
     assert (scanned.execution, scanned.num_parameters) == ("scanned", lm.num_parameters)
@@ -75,7 +76,7 @@ def test_random_model(lm: LanguageModel):
         shapes.random_model(CONFIG, execution="scaned")
 
 
-def test_measure(lm: LanguageModel):
+def test_measure(lm: LanguageModel) -> None:
     # Depth 1: only the last layer ever decodes, so the first needs no cache.
     settings = [Setting(SkipDecode(1, 1, warmup_layers=0), 2.0)]
     workload = Workload(batch_sizes=(1, 2), prompt_length=16, max_new_tokens=5, repeats=2)
@@ -101,7 +102,7 @@ def test_measure(lm: LanguageModel):
     assert [m.compile_seconds for m in again] == [0] * 4
 
 
-def test_to_json(lm: LanguageModel):
+def test_to_json(lm: LanguageModel) -> None:
     (full,) = bench.measure(lm, [], Workload((1,), prompt_length=2, max_new_tokens=2, repeats=1))
     data = json.loads(json.dumps(full.to_json()))
     spreads = ["prompt_ms", "step_ms", "tokens_per_second", "measured_speedup"]
@@ -121,12 +122,12 @@ def test_to_json(lm: LanguageModel):
         ({"repeats": 0}, "repeats must be"),
     ],
 )
-def test_bad_workloads(arguments: dict, message: str):
+def test_bad_workloads(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Workload(**arguments)
 
 
-def test_workload_beyond_the_model(lm: LanguageModel):
+def test_workload_beyond_the_model(lm: LanguageModel) -> None:
     with pytest.raises(ValueError, match="at most the model's 32 positions, got 30 \\+ 3"):
         bench.measure(lm, [], Workload((1,), 30, 3, 1))
     with pytest.raises(ValueError, match="max_depth must be at most the model's 2 layers, got 3"):
@@ -139,7 +140,7 @@ def run_program(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments])
 
 
-def test_program(monkeypatch: pytest.MonkeyPatch, lm: LanguageModel):
+def test_program(monkeypatch: pytest.MonkeyPatch, lm: LanguageModel) -> None:
     monkeypatch.setattr(shapes, "shape_config", lambda name: CONFIG)
     monkeypatch.setattr(shapes, "random_model", lambda config, dtype, execution: lm)
     arguments = ["--shape", "opt-125m", "--speedup", "1", "--batch-size", "1,2", "--prompt-length", "4"]
@@ -162,6 +163,6 @@ def test_program(monkeypatch: pytest.MonkeyPatch, lm: LanguageModel):
     assert str(run_program("--batch-size", "1,x").exception).startswith("--batch-size must be whole numbers")
 
 
-def test_flags_name_every_shape():
+def test_flags_name_every_shape() -> None:
     text = run_program("--help").output
     assert all(name in text for name in shapes.SHAPES)

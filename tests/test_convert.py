@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_there_and_back(model: Path, tmp_path: Path):
+def test_there_and_back(model: Path, tmp_path: Path) -> None:
     result = run_program(model, tmp_path / "orbax")
     assert result.exit_code == 0, result.output
     lm = sj.load(model)
@@ -62,7 +62,7 @@ def test_there_and_back(model: Path, tmp_path: Path):
         assert jax.tree.all(jax.tree.map(lambda one, two: bool(jnp.all(one == two)), other.params, lm.params))
 
 
-def test_dtype(model: Path, tmp_path: Path):
+def test_dtype(model: Path, tmp_path: Path) -> None:
     assert run_program(model, tmp_path / "half", "--to", "huggingface", "--dtype", "float16").exit_code == 0
     original, half = sj.load(model), sj.load(tmp_path / "half", dtype="float16")
     tokens = original.params["ends"]["tokens"].astype(jnp.float16)
@@ -70,7 +70,7 @@ def test_dtype(model: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("start", ["huggingface", "orbax"])
-def test_check(model: Path, tmp_path: Path, start: str):
+def test_check(model: Path, tmp_path: Path, start: str) -> None:
     pytest.importorskip("torch")
     if start == "orbax":
         sj.save(sj.load(model), tmp_path / "orbax")
@@ -83,7 +83,7 @@ def test_check(model: Path, tmp_path: Path, start: str):
     assert float(found[1]) < 1e-4
 
 
-def test_check_sees_a_difference(model: Path):
+def test_check_sees_a_difference(model: Path) -> None:
     pytest.importorskip("torch")
     lm = sj.load(model)
     bias = lm.params["layers"][1]["attention"]["value"]["bias"]
@@ -93,7 +93,7 @@ def test_check_sees_a_difference(model: Path):
     assert np.isnan(verification.largest_logit_difference(lm, model))
 
 
-def test_check_without_torch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_check_without_torch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     error = run_program(model, tmp_path / "out", "--check").exception
     assert isinstance(error, ValueError)
@@ -114,14 +114,14 @@ def test_check_without_torch(model: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (("{tmp}/model", "{tmp}/model", "--to", "huggingface"), ValueError, "directory must be new or empty"),
     ],
 )
-def test_refused(model: Path, tmp_path: Path, arguments: tuple[str, ...], kind: type[Exception], sentence: str):
+def test_refused(model: Path, tmp_path: Path, arguments: tuple[str, ...], kind: type[Exception], sentence: str) -> None:
     error = run_program(*(argument.format(tmp=tmp_path) for argument in arguments)).exception
     assert isinstance(error, kind)
     assert sentence in str(error)
     assert "\n" not in str(error)
 
 
-def test_check_needs_a_hugging_face_side(model: Path, tmp_path: Path):
+def test_check_needs_a_hugging_face_side(model: Path, tmp_path: Path) -> None:
     sj.save(sj.load(model), tmp_path / "orbax")
     error = run_program(tmp_path / "orbax", tmp_path / "other", "--to", "orbax", "--check").exception
     assert str(error) == "--check needs a Hugging Face model on one side, got a conversion from orbax to orbax"

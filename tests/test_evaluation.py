@@ -3,6 +3,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -76,7 +77,7 @@ def in_pairs(lm: LanguageModel, method: Full | SkipDecode) -> list[Generation]:
     return [generate(lm, PROMPTS[i : i + 2], method, max_new_tokens=NEW) for i in range(0, len(PROMPTS), 2)]
 
 
-def evaluate_quietly(*args, **kwargs) -> evaluation.Evaluation:
+def evaluate_quietly(*args: Any, **kwargs: Any) -> evaluation.Evaluation:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this checkpoint records no schedule")
         return evaluation.evaluate(*args, **kwargs)
@@ -85,7 +86,7 @@ def evaluate_quietly(*args, **kwargs) -> evaluation.Evaluation:
 # Metrics
 
 
-def test_rouge_l_known_values():
+def test_rouge_l_known_values() -> None:
     # Longest common subsequence of 3 in 4 and 6 words: precision 3/4, recall 3/6, F1 0.6.
     assert evaluation.rouge_l(["a b c x"], [["a y b z c w"]]) == pytest.approx(60)
     # No stemming; capitals and punctuation do not count; the best reference does.
@@ -95,7 +96,7 @@ def test_rouge_l_known_values():
     assert evaluation.rouge_l([""], [["a b"]]) == 0
 
 
-def test_bleu_known_values():
+def test_bleu_known_values() -> None:
     texts = ["the cat sat on the mat", "a b c d"]
     # n-gram precisions 9/10, 7/8, 5/6, 3/4 and no brevity penalty; a reference more changes nothing for the first text.
     expected = 100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
@@ -107,7 +108,7 @@ def test_bleu_known_values():
 # Inputs
 
 
-def test_rows_with_the_same_prompt_are_one_input():
+def test_rows_with_the_same_prompt_are_one_input() -> None:
     grouped = evaluation.group(["p", "q", "p", "r"], ["one", "two", "three", " "])
     assert grouped == [Input("p", ("one", "three")), Input("q", ("two",))]
     assert evaluation.group(["p", "q", "p"], ["one", "two", "three"], limit=1) == [Input("p", ("one", "three"))]
@@ -116,7 +117,7 @@ def test_rows_with_the_same_prompt_are_one_input():
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "csv.gz"])
-def test_reads_files(tmp_path: Path, kind: str):
+def test_reads_files(tmp_path: Path, kind: str) -> None:
     records = [
         {"mr": "name[A]", "ref": "A it is."},
         {"mr": "name[B]", "ref": "B."},
@@ -133,7 +134,7 @@ def test_reads_files(tmp_path: Path, kind: str):
     assert evaluation.read_inputs(path, "{mr} ->", "ref", limit=1) == inputs[:1]
 
 
-def test_bad_data(tmp_path: Path):
+def test_bad_data(tmp_path: Path) -> None:
     path = tmp_path / "data.csv"
     path.write_text("mr,ref\na,b\n")
     (tmp_path / "empty.csv").write_text("mr,ref\n")
@@ -152,7 +153,7 @@ def test_bad_data(tmp_path: Path):
 # Settings
 
 
-def test_settings_from_flags():
+def test_settings_from_flags() -> None:
     assert settings.settings_from_flags("full", [], num_layers=8) == []
     assert settings.settings_from_flags(None, [], num_layers=8) == []
     two = SkipDecode.for_speedup(2, num_layers=8)
@@ -169,14 +170,14 @@ def test_settings_from_flags():
         settings.settings_from_flags(None, [], num_layers=4, max_depth=5, min_depth=3)
 
 
-def test_number_flags():
+def test_number_flags() -> None:
     assert settings.numbers("--speedup", ["1,2.5", " 3 "], float) == [1, 2.5, 3]
     assert settings.numbers("--batch-size", [], int) == []
     with pytest.raises(ValueError, match="--batch-size must be whole numbers separated by commas, got '1,x'"):
         settings.numbers("--batch-size", ["1,x"], int)
 
 
-def test_markdown_table():
+def test_markdown_table() -> None:
     assert tables.markdown(["a", "bb"], [["long", "1"], ["x", "234"]]).split("\n") == [
         "| a    |  bb |",
         "| ---- | --: |",
@@ -188,7 +189,7 @@ def test_markdown_table():
 # The loop
 
 
-def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]):
+def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]) -> None:
     # The references are what the model says at full depth, so full depth must score 100, in the order of the data
     # although batches are in the order of lengths and the last one is smaller.
     inputs = [Input(prompt, ("q", text)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
@@ -199,7 +200,7 @@ def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]):
     assert evaluated.texts[0] == evaluated.texts[1] == full_texts
     assert evaluated.texts[2] != full_texts
     for result in (full, same):
-        assert (result.rouge_l, result.bleu) == (pytest.approx(100), pytest.approx(100))
+        assert [result.rouge_l, result.bleu] == pytest.approx([100, 100])
         assert (result.realised_speedup, result.mean_depth, result.share_of_full) == (1, 4, 1)
         assert (result.max_depth, result.min_depth, result.inputs) == (4, 4, 5)
     assert full.measured_speedup == 1
@@ -214,7 +215,7 @@ def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]):
     assert less.measured_speedup > 0
 
 
-def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path):
+def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path) -> None:
     inputs = [Input(prompt, (text,)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     evaluated = evaluate_quietly(lm, inputs, [Setting(SkipDecode(3, 2), 1.6)], batch_size=2, max_new_tokens=NEW)
     evaluated.write(tmp_path / "new" / "out")
@@ -233,14 +234,14 @@ def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path)
     assert len(table.splitlines()) == 4
 
 
-def test_one_new_token_needs_no_decode_step(lm: LanguageModel):
+def test_one_new_token_needs_no_decode_step(lm: LanguageModel) -> None:
     evaluated = evaluate_quietly(lm, [Input("w1", ("zzz",))], [], max_new_tokens=1)
     assert evaluated.results[0].measured_speedup is None
     assert evaluated.results[0].share_of_full is None
     assert "| -" in evaluated.table()
 
 
-def test_bad_requests(lm: LanguageModel):
+def test_bad_requests(lm: LanguageModel) -> None:
     inputs = [Input("w1", ("w2",))]
     with pytest.raises(ValueError, match="needs a tokenizer"):
         evaluation.evaluate(LanguageModel(CONFIG, lm.params), inputs, [])
@@ -254,7 +255,7 @@ def test_bad_requests(lm: LanguageModel):
         evaluation.evaluate(lm, inputs, [Setting(SkipDecode(5, 4))], max_new_tokens=NEW)
 
 
-def test_untrained_schedules_are_warned_of(lm: LanguageModel):
+def test_untrained_schedules_are_warned_of(lm: LanguageModel) -> None:
     fresh = LanguageModel(CONFIG, lm.params, lm.tokenizer, programs=lm.programs)
     with pytest.warns(UserWarning, match="records no schedule"):
         evaluation.evaluate(fresh, [Input("w1", ("w2",))], [Setting(SkipDecode(3, 2))], max_new_tokens=NEW)
@@ -278,7 +279,7 @@ def run_program(*arguments: str) -> Result:
         return CliRunner().invoke(app, ["evaluate", *arguments])
 
 
-def test_program(model: str, full_texts: list[str], tmp_path: Path):
+def test_program(model: str, full_texts: list[str], tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     rows = [{"mr": prompt, "ref": text} for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
@@ -301,7 +302,7 @@ def test_program(model: str, full_texts: list[str], tmp_path: Path):
     assert "did you mean 'skipdecode'?" in str(result.exception)
 
 
-def test_flags_name_every_method():
+def test_flags_name_every_method() -> None:
     from skipjax.main import app
 
     text = CliRunner().invoke(app, ["evaluate", "--help"]).output

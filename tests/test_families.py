@@ -138,7 +138,7 @@ PUBLISHED = {
         1_315_758_080,
     ),
     "SmolLM2-135M": (
-        {**LLAMA, "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 20}
+        {**LLAMA, "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
         | {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True, "rope_interleaved": False}
         | {"is_llama_config": True, "pretraining_tp": 1, "transformers.js_config": {"dtype": "q4"}},
         134_515_008,
@@ -151,7 +151,7 @@ PUBLISHED = {
         1_235_814_400,
     ),
     "Llama-2-7b": (
-        {**LLAMA, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 22}
+        {**LLAMA, "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
         | {"num_attention_heads": 32, "num_key_value_heads": 32, "pretraining_tp": 1, "rope_scaling": None},
         6_738_415_616,
     ),

@@ -23,10 +23,10 @@ def stub(monkeypatch, tmp_path):
 
     def set_up(files=FILES, listing_error=None, download_error=None):
         class Api:
-            def list_repo_files(self, name):
+            def model_info(self, name, timeout):
                 if listing_error is not None:
                     raise listing_error
-                return list(files)
+                return types.SimpleNamespace(siblings=[types.SimpleNamespace(rfilename=file) for file in files])
 
         def download(name, allow_patterns=None, local_files_only=False):
             asked.append((name, allow_patterns, local_files_only))

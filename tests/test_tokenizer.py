@@ -1,9 +1,9 @@
 """Tokenizers: the same ids and texts as transformers, from every form of files, and streams that join to the text."""
 
 import json
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% endfor %}\n"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
-SMOLLM2 = pathlib.Path(__file__).parents[2] / "shared" / "models" / "smollm2-135m-instruct"
+SMOLLM2 = Path(__file__).parents[2] / "shared" / "models" / "smollm2-135m-instruct"
 
 
 def byte_level_bpe(prefix=None):
@@ -76,6 +76,12 @@ def directory(tmp_path):
     return tmp_path
 
 
+def load(directory: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_directory(directory)
+    assert tokenizer is not None
+    return tokenizer
+
+
 def reference(directory):
     return pytest.importorskip("transformers").AutoTokenizer.from_pretrained(directory)
 
@@ -89,7 +95,7 @@ def assert_equal_to_transformers(ours, theirs):
 
 
 def test_special_tokens(directory):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 2)
     assert tokenizer.vocab_size == 300
     ids = tokenizer.encode("the fox")
@@ -99,14 +105,14 @@ def test_special_tokens(directory):
 
 
 def test_equal_to_transformers(directory):
-    assert_equal_to_transformers(Tokenizer.from_directory(directory), reference(directory))
+    assert_equal_to_transformers(load(directory), reference(directory))
 
 
 def test_special_tokens_named_outside_the_file(directory):
     settings = {**SETTINGS, "pad_token": "[PAD]", "additional_special_tokens": ["<x>"]}
     settings["added_tokens_decoder"] = {"300": {"content": "[PAD]", "special": True}, "301": {"content": "<y>"}}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     assert tokenizer.pad_id == 300
     assert tokenizer.encode("<y><x>[PAD]", add_special_tokens=False) == [301, 302, 300]
     assert tokenizer.decode([301, 302, 300]) == "<y>"
@@ -115,7 +121,7 @@ def test_special_tokens_named_outside_the_file(directory):
 def test_special_tokens_map_alone(directory):
     (directory / "tokenizer_config.json").unlink()
     (directory / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 1)
 
 
@@ -124,18 +130,18 @@ def test_truncation_and_padding_of_the_file_are_off(directory):
     backend.enable_truncation(3)
     backend.enable_padding(length=50)
     backend.save(str(directory / "tokenizer.json"))
-    assert len(Tokenizer.from_directory(directory).encode("qqqqqqq")) == 7
+    assert len(load(directory).encode("qqqqqqq")) == 7
 
 
 @pytest.mark.parametrize("clean_up", [True, False])
 def test_clean_up_of_spaces(directory, clean_up):
     (directory / "tokenizer_config.json").write_text(json.dumps({**SETTINGS, "clean_up_tokenization_spaces": clean_up}))
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     assert tokenizer.decode(tokenizer.encode("fox , don 't .")) == "fox , don 't .", "never done to BPE"
     words = tokenizers.Tokenizer(models.WordLevel({"fox": 0, ".": 1, "n't": 2, "do": 3}))
     words.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"clean_up_tokenization_spaces": clean_up}))
-    assert Tokenizer.from_directory(directory).decode([0, 3, 2, 1]) == ("fox don't." if clean_up else "fox do n't .")
+    assert load(directory).decode([0, 3, 2, 1]) == ("fox don't." if clean_up else "fox do n't .")
 
 
 @pytest.mark.parametrize("add_bos_token", [True, False])
@@ -145,13 +151,13 @@ def test_vocabulary_and_merges_as_of_opt(tmp_path, add_bos_token):
     settings = {"add_bos_token": add_bos_token, "add_prefix_space": False, "tokenizer_class": "GPT2Tokenizer"}
     settings |= dict.fromkeys(("bos_token", "eos_token", "unk_token"), SETTINGS["eos_token"]) | {"pad_token": "<pad>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = load(tmp_path)
     assert (tokenizer.encode("fox")[0] == 1) == add_bos_token
     assert tokenizer.decode([1, *tokenizer.encode("the fox"), 1]) == "the fox"
     assert_equal_to_transformers(tokenizer, reference(tmp_path))
     tokenizer.save(tmp_path / "saved")
-    assert_equal_to_transformers(Tokenizer.from_directory(tmp_path / "saved"), reference(tmp_path / "saved"))
-    assert Tokenizer.from_directory(tmp_path / "saved").encode("fox") == tokenizer.encode("fox")
+    assert_equal_to_transformers(load(tmp_path / "saved"), reference(tmp_path / "saved"))
+    assert load(tmp_path / "saved").encode("fox") == tokenizer.encode("fox")
 
 
 def test_other_files_go_through_transformers(tmp_path):
@@ -159,19 +165,19 @@ def test_other_files_go_through_transformers(tmp_path):
     words = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "the", "fox", "##es"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = load(tmp_path)
     assert tokenizer.encode("The foxes") == [1, 5, 6, 7, 2]
     assert tokenizer.pad_id == 3
     tokenizer.save(tmp_path / "saved")
     assert (tmp_path / "saved" / "tokenizer.json").is_file()
-    assert Tokenizer.from_directory(tmp_path / "saved").encode("The foxes") == [1, 5, 6, 7, 2]
+    assert load(tmp_path / "saved").encode("The foxes") == [1, 5, 6, 7, 2]
 
 
 def test_other_files_without_transformers(tmp_path, monkeypatch):
     (tmp_path / "spiece.model").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ValueError, match=r"has no tokenizer.json, .* need transformers, which is not installed"):
-        Tokenizer.from_directory(tmp_path)
+        load(tmp_path)
 
 
 def test_none_where_there_are_no_files(tmp_path):
@@ -179,9 +185,9 @@ def test_none_where_there_are_no_files(tmp_path):
 
 
 def test_save_and_load(directory, tmp_path):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     tokenizer.save(tmp_path / "a" / "saved")
-    again = Tokenizer.from_directory(tmp_path / "a" / "saved")
+    again = load(tmp_path / "a" / "saved")
     assert again.settings == tokenizer.settings
     assert again.chat_template == TEMPLATE
     for text in TEXTS:
@@ -203,26 +209,29 @@ def test_save_and_load(directory, tmp_path):
 def test_damaged_files(directory, name, content, sentence):
     (directory / name).write_text(content)
     with pytest.raises(ValueError, match=sentence):
-        Tokenizer.from_directory(directory)
+        load(directory)
 
 
 def test_texts_that_cannot_be_encoded(directory):
-    tokenizer = Tokenizer.from_directory(directory)
+    tokenizer = load(directory)
     with pytest.raises(ValueError, match="text must be a str, got int"):
-        tokenizer.encode(3)
+        tokenizer.encode(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="text must be valid Unicode, got a lone surrogate at position 2"):
         tokenizer.encode("ab\ud800")
 
 
 class TestChat:
     def test_prompt(self, directory):
-        tokenizer = Tokenizer.from_directory(directory)
+        tokenizer = load(directory)
         expected = "<s>[user] hi</s>\n[assistant] "
         assert tokenizer.apply_chat_template("hi") == expected
-        messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi", "name": None}]
+        messages: list[dict[str, str | None]] = [
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": "hi", "name": None},
+        ]
         assert tokenizer.apply_chat_template(messages) == "<s>[system] be kind</s>\n[user] hi</s>\n[assistant] "
         ids = tokenizer.encode(expected, add_special_tokens=False)
-        assert ids.count(tokenizer.bos_id) == 1
+        assert [token for token in ids if token == tokenizer.bos_id] == [0]
         theirs = reference(directory)
         assert theirs.apply_chat_template(messages[1:], add_generation_prompt=True, tokenize=False) == expected
 
@@ -232,14 +241,14 @@ class TestChat:
         if isinstance(template, list):
             template[1]["template"] = TEMPLATE
         (directory / "tokenizer_config.json").write_text(json.dumps({**SETTINGS, "chat_template": template}))
-        assert Tokenizer.from_directory(directory).apply_chat_template("hi") == "<s>[user] hi</s>\n[assistant] "
+        assert load(directory).apply_chat_template("hi") == "<s>[user] hi</s>\n[assistant] "
 
     def test_what_templates_use(self, directory):
         (directory / "chat_template.jinja").write_text(
             "{% for m in messages %}{% generation %}{{ m.content | tojson }}{% endgeneration %}{% break %}{% endfor %}"
             "{{ strftime_now('%%') }}{{ tools is none }}"
         )
-        tokenizer = Tokenizer.from_directory(directory)
+        tokenizer = load(directory)
         two = [{"role": "user", "content": "<é>"}, {"role": "user", "content": "b"}]
         assert tokenizer.apply_chat_template(two) == '"<é>"%True'
 
@@ -258,19 +267,19 @@ class TestChat:
     def test_templates_that_fail(self, directory, template, sentence):
         (directory / "chat_template.jinja").write_text(template)
         with pytest.raises(ValueError, match=sentence):
-            Tokenizer.from_directory(directory).apply_chat_template("hi")
+            load(directory).apply_chat_template("hi")
 
     @pytest.mark.parametrize("messages", [[], ["hi"], [{"content": "hi"}], [{"role": "user", "content": object()}]])
     def test_bad_messages(self, directory, messages):
         with pytest.raises(ValueError, match=r"^messages must"):
-            Tokenizer.from_directory(directory).apply_chat_template(messages)
+            load(directory).apply_chat_template(messages)
 
     def test_no_template(self, directory):
         (directory / "chat_template.jinja").unlink()
         with pytest.raises(
             ValueError, match="chat needs a chat template, but the tokenizer of this checkpoint has none"
         ):
-            Tokenizer.from_directory(directory).apply_chat_template("hi")
+            load(directory).apply_chat_template("hi")
 
 
 class TestStream:
@@ -278,9 +287,9 @@ class TestStream:
     @pytest.mark.parametrize("text", [*TEXTS[:3], "日本語", "🎉🎉", " fox", "a\ufffdb"])
     def test_pieces_join_to_the_text(self, make, text):
         tokenizer = Tokenizer(make(), {"eos_token": "</s>"})
-        ids = tokenizer.encode(text)
-        # Special tokens inside and at the end add nothing.
-        ids = [tokenizer.eos_id, *ids[:2], tokenizer.eos_id, *ids[2:], tokenizer.eos_id]
+        ids, special = tokenizer.encode(text), tokenizer.eos_id
+        assert special is not None
+        ids = [special, *ids[:2], special, *ids[2:], special]  # adds nothing
         stream = tokenizer.stream()
         pieces = [stream.push(token) for token in ids]
         assert "".join(pieces) + stream.flush() == tokenizer.decode(ids)
@@ -317,7 +326,7 @@ def test_import_is_light():
 def test_smollm2():
     if not SMOLLM2.is_dir():
         pytest.skip("needs the model beside the checkout")
-    ours, theirs = Tokenizer.from_directory(SMOLLM2), reference(SMOLLM2)
+    ours, theirs = load(SMOLLM2), reference(SMOLLM2)
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (1, 2, 2)
     assert_equal_to_transformers(ours, theirs)
     prompt = [{"role": "user", "content": "What is a skipjack?"}]

@@ -81,7 +81,7 @@ def train_step(
     gradient = jax.tree.map(lambda leaf: leaf / tokens, gradient)
     updates, optimizer = make_optimizer(settings).update(gradient, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
-    return TrainState(params, optimizer), {"loss": total / tokens, "gradient_norm": optax.global_norm(gradient)}
+    return TrainState(params, optimizer), {"loss": total / tokens, "gradient_norm": optax.tree.norm(gradient)}
 
 
 @functools.partial(jax.jit, static_argnums=(2,))

@@ -1,0 +1,87 @@
+"""Small random models that tests share, and the slow, obvious way to decode with them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from skipjax.config import DecoderConfig, RopeConfig
+from skipjax.decoder import Execution, init_params, stack_layers
+from skipjax.language_model import LanguageModel
+from skipjax.methods import Full, Method
+from skipjax.teacher_forcing import forward
+
+GOLDEN_FAMILIES = ("llama", "opt")
+
+
+def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> DecoderConfig:
+    """97 tokens, D 32, 4 heads of 8; "llama" has 2 key/value heads, RoPE and an untied head, "opt" learned positions."""
+    llama = family == "llama"
+    fields = {
+        "family": family,
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_layers": num_layers,
+        "num_heads": 4,
+        "num_kv_heads": 2 if llama else 4,
+        "head_size": 8,
+        "ffn_size": 48,
+        "embed_size": 32,
+        "max_positions": 64,
+        "norm": "rms" if llama else "layer",
+        "norm_epsilon": 1e-6,
+        "norm_affine": True,
+        "norm_before": True,
+        "final_norm": True,
+        "activation": "silu" if llama else "relu",
+        "gated": llama,
+        "qkv_bias": not llama,
+        "output_bias": not llama,
+        "mlp_bias": not llama,
+        "rope": RopeConfig(theta=1000.0) if llama else None,
+        "position_offset": 0 if llama else 2,
+        "tied": not llama,
+        "bos_id": 2,
+        "eos_ids": (2,),
+        "pad_id": 1,
+    }
+    return DecoderConfig(**{**fields, **changes})
+
+
+@functools.cache
+def tiny_lm(family: str = "llama", execution: Execution = "unrolled", num_layers: int = 4) -> LanguageModel:
+    """One model per process and kind, so that its compiled programs are shared by tests. Weights are drawn wide enough
+    for tokens to differ clearly."""
+    config = tiny_config(family, num_layers)
+    params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim > 1 else leaf, init_params(config, 7))
+    return LanguageModel(config, stack_layers(params) if execution == "scanned" else params)
+
+
+def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    """Prompts of these lengths without special tokens."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(3, 97, length).tolist() for length in lengths]
+
+
+def decode_without_cache(lm: LanguageModel, prompt: list[int], method: Method, tokens: int) -> list[int]:
+    """Greedy decoding that runs the whole sequence again for every token. Causal masking lets all of them share one
+    padded length, and so one compiled program."""
+    resolved = method.resolve(tokens)
+    row = list(prompt)
+    for _ in range(tokens):
+        padded = row + [0] * (len(prompt) + tokens - len(row))
+        if isinstance(method, Full):
+            logits = forward(lm, [padded])
+        else:
+            logits = forward(lm, [padded], resolved, prompt_length=len(prompt))
+        row.append(int(logits[0, len(row) - 1].argmax()))
+    return row[len(prompt) :]
+
+
+def golden_cases(directory: Path) -> dict:
+    """The content of a golden.json."""
+    return json.loads((directory / "golden.json").read_text())
