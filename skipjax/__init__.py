@@ -13,16 +13,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from skipjax.checkpoint import save
-    from skipjax.config import DecoderConfig, RopeConfig
-    from skipjax.teacher_forcing import forward
-    from skipjax.generation import Generation, Stats, generate, stream
+    from skipjax.checkpoint import save as save
+    from skipjax.config import DecoderConfig as DecoderConfig
+    from skipjax.config import RopeConfig as RopeConfig
+    from skipjax.teacher_forcing import forward as forward
+    from skipjax.generation import Generation as Generation
+    from skipjax.generation import Stats as Stats
+    from skipjax.generation import generate as generate
+    from skipjax.generation import stream as stream
     from skipjax.huggingface import export_huggingface as export_hf
-    from skipjax.language_model import LanguageModel
-    from skipjax.loading import load
-    from skipjax.methods import Full, SkipDecode
-    from skipjax.recorded import Recorded
-    from skipjax.sampling import Sampling
+    from skipjax.language_model import LanguageModel as LanguageModel
+    from skipjax.loading import load as load
+    from skipjax.methods import Full as Full
+    from skipjax.methods import SkipDecode as SkipDecode
+    from skipjax.recorded import Recorded as Recorded
+    from skipjax.sampling import Sampling as Sampling
 
 __version__ = "0.1.0"
 

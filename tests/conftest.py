@@ -15,9 +15,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ |= {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
-    # Shared by pytest-xdist's workers and by later runs. A size limit makes jax lock the directory, without which a worker
-    # could read what another is still writing; below a tenth of a second, looking it up costs as much as compiling.
-    # A program from the cache still counts as a compilation in jax.monitoring ("backend_compile_duration").
+    # Shared by pytest-xdist's workers and by later runs. A size limit makes jax lock the directory, without which a
+    # worker could read what another is still writing; those that compile in under a tenth of a second are too many
+    # to keep. One from the cache still counts as a compilation in jax.monitoring ("backend_compile_duration").
     "JAX_COMPILATION_CACHE_DIR": str(CACHE / "jax"),
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
@@ -31,7 +31,7 @@ os.environ |= {
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """The folder "shared" beside the checkout: real models, data and reference cases that are not part of the project."""
+    """The folder "shared" beside the checkout, with real models, data and reference cases; not part of the project."""
     path = ROOT.parent / "shared"
     if not path.is_dir():
         pytest.skip("needs the folder 'shared' beside the checkout")

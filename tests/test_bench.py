@@ -4,43 +4,16 @@ from typing import Any
 
 import jax
 import pytest
+from tiny_models import tiny_config
 from typer.testing import CliRunner, Result
 
 from skipjax import bench, decoder, shapes
 from skipjax.bench import Workload
-from skipjax.config import DecoderConfig, RopeConfig
 from skipjax.language_model import LanguageModel
 from skipjax.methods import SkipDecode
 from skipjax.settings import Setting
 
-CONFIG = DecoderConfig(
-    family="llama",
-    vocab_size=32,
-    hidden_size=16,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_size=8,
-    ffn_size=24,
-    embed_size=16,
-    max_positions=32,
-    norm="rms",
-    norm_epsilon=1e-5,
-    norm_affine=True,
-    norm_before=True,
-    final_norm=True,
-    activation="silu",
-    gated=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    rope=RopeConfig(),
-    position_offset=0,
-    tied=True,
-    bos_id=None,
-    eos_ids=(0,),
-    pad_id=0,
-)
+CONFIG = tiny_config(num_layers=2, max_positions=32)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +59,7 @@ def test_measure(lm: LanguageModel) -> None:
         *(("full", 2), ("skipdecode 2x", 2)),
     ]
     for m in measured:
-        position_bytes = 2 * m.batch_size * 8 * 4  # keys and values, one head of 8 float32
+        position_bytes = 2 * m.batch_size * 2 * 8 * 4  # keys and values, two heads of 8 float32
         layers = 2 if m.setting.name == "full" else 1
         assert m.kv_cache_bytes == layers * (16 + 4) * position_bytes
         assert m.kv_cache_share == layers / 2

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import tiny_config
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from skipjax import decoder, evaluation, flags, settings, tables
-from skipjax.config import DecoderConfig, RopeConfig
 from skipjax.evaluation import Input
 from skipjax.generation import Generation, generate
 from skipjax.huggingface import export_huggingface
@@ -21,34 +21,7 @@ from skipjax.settings import Setting
 from skipjax.tokenizer import Tokenizer
 
 WORDS = 40
-CONFIG = DecoderConfig(
-    family="llama",
-    vocab_size=WORDS + 2,
-    hidden_size=16,
-    num_layers=4,
-    num_heads=2,
-    num_kv_heads=1,
-    head_size=8,
-    ffn_size=24,
-    embed_size=16,
-    max_positions=64,
-    norm="rms",
-    norm_epsilon=1e-5,
-    norm_affine=True,
-    norm_before=True,
-    final_norm=True,
-    activation="silu",
-    gated=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    rope=RopeConfig(),
-    position_offset=0,
-    tied=False,
-    bos_id=None,
-    eos_ids=(0,),
-    pad_id=1,
-)
+CONFIG = tiny_config(vocab_size=WORDS + 2, bos_id=None, eos_ids=(0,), pad_id=1)
 PROMPTS = ["w1 w2 w3", "w4", "w5 w6", "w7 w8 w9 w10 w11", "w12 w13 w14"]
 NEW = 6
 

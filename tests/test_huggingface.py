@@ -47,7 +47,6 @@ OPT = families.from_huggingface(
         "eos_token_id": 2,
     }
 )
-SHARED = pathlib.Path(__file__).parents[2] / "shared"
 
 
 def random_model(config, dtype=jnp.float32, execution="unrolled"):
@@ -464,10 +463,8 @@ class TestLoad:
 
 @pytest.mark.parametrize("name", ["llama", "opt"])
 @pytest.mark.parametrize("execution", ["unrolled", "scanned"])
-def test_golden_logits(name, execution):
-    directory = SHARED / "golden" / name
-    if not directory.is_dir():
-        pytest.skip("needs the golden cases beside the checkout")
+def test_golden_logits(name, execution, shared_dir):
+    directory = shared_dir / "golden" / name
     config, params, _, _ = load_huggingface(directory, "float32", execution)
     golden = json.loads((directory / "golden.json").read_text())
     tokens = jnp.asarray([golden["prompts"][2]], jnp.int32)

@@ -17,7 +17,7 @@ from skipjax.teacher_forcing import forward
 
 def by_definition(config, params, tokens, padding, columns):
     """h[l + 1] = where(active[l], block_l(h[l]), h[l]), every layer on every column."""
-    positions = jnp.maximum(jnp.arange(tokens.shape[1])[None] - padding[:, None], 0)
+    positions = jnp.maximum(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - padding[:, None], 0)
     h = decoder.ends_of(config, params).embed(tokens, positions)
     rotation = decoder.rotation_at(config, positions)
     allowed = causal(padding, tokens.shape[1])
@@ -38,8 +38,10 @@ def test_slices_equal_the_definition(execution, columns):
     tokens = np.asarray(random_prompts([12, 12], seed=5), np.int32)
     padding = np.array([0, 3], np.int32)
     sliced = jax.jit(decoder.teacher_forced, static_argnums=(0, 4))(lm.config, lm.params, tokens, padding, columns)
-    expected = by_definition(lm.config, unrolled.params, tokens, padding, columns)
-    np.testing.assert_allclose(sliced, expected, atol=2e-5)
+    expected = jax.jit(by_definition, static_argnums=(0, 4))(lm.config, unrolled.params, tokens, padding, columns)
+    # Padded columns have no key to read, and nothing reads them.
+    np.testing.assert_allclose(sliced[0], expected[0], atol=2e-5)
+    np.testing.assert_allclose(sliced[1, 3:], expected[1, 3:], atol=2e-5)
 
 
 def test_rematerialising_changes_no_gradient():

@@ -25,7 +25,6 @@ TEMPLATE = (
     "{% endfor %}\n"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
-SMOLLM2 = Path(__file__).parents[2] / "shared" / "models" / "smollm2-135m-instruct"
 
 
 def byte_level_bpe(prefix=None):
@@ -323,10 +322,9 @@ def test_import_is_light():
     assert output.strip() == "[]"
 
 
-def test_smollm2():
-    if not SMOLLM2.is_dir():
-        pytest.skip("needs the model beside the checkout")
-    ours, theirs = load(SMOLLM2), reference(SMOLLM2)
+def test_smollm2(shared_dir: Path) -> None:
+    directory = shared_dir / "models" / "smollm2-135m-instruct"
+    ours, theirs = load(directory), reference(directory)
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (1, 2, 2)
     assert_equal_to_transformers(ours, theirs)
     prompt = [{"role": "user", "content": "What is a skipjack?"}]

@@ -12,7 +12,7 @@ import numpy as np
 from skipjax.config import DecoderConfig, RopeConfig
 from skipjax.decoder import Execution, init_params, stack_layers
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, Method
+from skipjax.methods import Method
 from skipjax.teacher_forcing import forward
 
 GOLDEN_FAMILIES = ("llama", "opt")
@@ -67,19 +67,16 @@ def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [generator.integers(3, 97, length).tolist() for length in lengths]
 
 
-def decode_without_cache(lm: LanguageModel, prompt: list[int], method: Method, tokens: int) -> list[int]:
-    """Greedy decoding that runs the whole sequence again for every token. Causal masking lets all of them share one
-    padded length, and so one compiled program."""
-    resolved = method.resolve(tokens)
-    row = list(prompt)
-    for _ in range(tokens):
-        padded = row + [0] * (len(prompt) + tokens - len(row))
-        if isinstance(method, Full):
-            logits = forward(lm, [padded])
-        else:
-            logits = forward(lm, [padded], resolved, prompt_length=len(prompt))
-        row.append(int(logits[0, len(row) - 1].argmax()))
-    return row[len(prompt) :]
+def decode_without_cache(lm: LanguageModel, prompts: list[list[int]], method: Method, tokens: int) -> list[list[int]]:
+    """Greedy decoding that runs whole sequences again for every token. The columns not decoded yet hold zeros, which
+    causal masking hides, so that one program serves all steps."""
+    method, rows = method.resolve(tokens), [list(prompt) for prompt in prompts]
+    lengths = [len(prompt) for prompt in prompts]
+    for step in range(tokens):
+        logits = forward(lm, [row + [0] * (tokens - step) for row in rows], method, prompt_length=lengths)
+        for row, of_row in zip(rows, logits, strict=True):
+            row.append(int(of_row[len(row) - 1].argmax()))
+    return [row[length:] for row, length in zip(rows, lengths, strict=True)]
 
 
 def golden_cases(directory: Path) -> dict:

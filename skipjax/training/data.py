@@ -86,6 +86,8 @@ def _from_file(datasets: Any, path: Path) -> Any:
         return datasets.load_dataset(reader, data_files=str(path), split="train", **options)
     except Exception as error:  # each reader raises its own kinds
         reason = str(error.__cause__ or error).strip().split("\n")[0]
+        if "corresponds to no data" in reason:
+            raise ValueError(f"data must have at least one row, {str(path)!r} has none") from None
         raise ValueError(f"data: {str(path)!r} cannot be read as {suffix[1:]} ({reason})") from error
 
 
@@ -103,12 +105,14 @@ def _from_hub(datasets: Any, name: str, split: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """No bars of `datasets` while a file is read: they would stand before the one of training."""
-    were_on = datasets.is_progress_bar_enabled()
+    """Nothing of `datasets` in the terminal while a file is read: no bars, no logs of what is raised as well."""
+    were_on, verbosity = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if were_on:
             datasets.enable_progress_bars()
 

@@ -12,6 +12,7 @@ from skipjax import checks
 from skipjax.methods import Full, SkipDecode
 from skipjax.recorded import Recorded
 
+
 @dataclasses.dataclass(frozen=True)
 class Depths:
     """The schedules of a run.
@@ -74,9 +75,9 @@ def skipdecode_depths(
 ) -> Depths:
     """The schedule for one speed-up or one pair of depths, or those of a range of speed-ups.
 
-    A range becomes the schedules of its two ends and of the whole numbers between them, all with the same warm-up layers,
-    horizon and shape: 1 to 3.5 trains 1x, 2x, 3x and 3.5x. Each is a compiled program per batch shape. The checkpoint
-    records 2x as its own method where the range holds it, else the highest.
+    A range becomes the schedules of its two ends and of the whole numbers between them, all with the same warm-up
+    layers, horizon and shape: 1 to 3.5 trains 1x, 2x, 3x and 3.5x. Each is a compiled program per batch shape. The
+    checkpoint records 2x as its own method where the range holds it, else the highest.
     Raises ValueError for depths the model cannot have.
     """
     check_depth_flags(speedup, max_depth, min_depth, speedup_range)

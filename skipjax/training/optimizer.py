@@ -80,3 +80,11 @@ def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
         parts.append(optax.add_decayed_weights(settings.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(functools.partial(learning_rate_at, settings)))
     return optax.chain(*parts)
+
+
+def apply_gradient(settings: OptimizerSettings, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    """One update: (new parameters, new optimizer state)."""
+    # optax raises floats to the power of its int32 count, which strict promotion would refuse.
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = make_optimizer(settings).update(gradient, state, params)
+    return optax.apply_updates(params, updates), state

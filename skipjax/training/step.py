@@ -14,7 +14,7 @@ from skipjax.config import DecoderConfig
 from skipjax.decoder import Params
 from skipjax.training.batches import Batch
 from skipjax.training.loss import in_dtype, target_loss
-from skipjax.training.optimizer import OptimizerSettings, make_optimizer
+from skipjax.training.optimizer import OptimizerSettings, apply_gradient, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +79,7 @@ def train_step(
         sums = ((zero, zero), jax.tree.map(jnp.zeros_like, state.params))
         ((total, tokens), gradient), _ = jax.lax.scan(add_part, sums, parts)
     gradient = jax.tree.map(lambda leaf: leaf / tokens, gradient)
-    updates, optimizer = make_optimizer(settings).update(gradient, state.optimizer, state.params)
-    params = optax.apply_updates(state.params, updates)
+    params, optimizer = apply_gradient(settings, gradient, state.optimizer, state.params)
     return TrainState(params, optimizer), {"loss": total / tokens, "gradient_norm": optax.tree.norm(gradient)}
 
 

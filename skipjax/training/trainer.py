@@ -68,7 +68,8 @@ class Progress:
     Attributes:
       step: updates done, which is also the number of batches consumed: the position in the data and, with the seed,
         the state of every random draw.
-      window: [loss, target speed-up] of each update since the last log line.
+      window: of each update since the last log line, its loss, target speed-up, input columns and how many of them are
+        not padding.
       best: lowest validation loss so far, or None.
     """
 
@@ -231,7 +232,7 @@ class _Trainer:
         return TrainState(params, items["optimizer"])
 
     def _begin_window(self) -> None:
-        self.real_tokens = self.columns = self.timed_tokens = 0
+        self.timed_tokens = 0
         self.not_timed = 0.0  # seconds of the window spent on compiling, validation and saving
         self.window_start = time.perf_counter()
 
@@ -248,7 +249,8 @@ class _Trainer:
                 method = self.depths.draw(self.run.seed, progress.step)
                 results = self._update(batch, method)
                 progress.step += 1
-                progress.window.append([results["loss"], method.target_speedup(self.config.num_layers)])
+                speedup = method.target_speedup(self.config.num_layers)
+                progress.window.append([results["loss"], speedup, batch.columns, batch.real_tokens])
                 self._after_update(results, validation, bar)
                 bar.update()
         self._untimed(self.manager.wait_until_finished)
@@ -260,8 +262,6 @@ class _Trainer:
     def _update(self, batch: Batch, method: Full | SkipDecode) -> dict[str, jax.Array]:
         options = self._options(method, batch.targets.shape[1], self.run.accumulate)
         program = (options, batch.prompts.shape, batch.targets.shape)
-        self.real_tokens += batch.real_tokens
-        self.columns += batch.columns
 
         def update():
             self.state, results = train_step(self.state, batch, options, self.optimizer)
@@ -295,8 +295,8 @@ class _Trainer:
             self._untimed(lambda: self._save(rated.get("validation_loss")))
 
     def _log(self, results: dict[str, jax.Array], rated: dict[str, Any], bar: Any) -> None:
-        losses = [float(loss) for loss, _ in self.progress.window]
-        speedups = [speedup for _, speedup in self.progress.window]
+        losses, speedups, columns, real_tokens = zip(*self.progress.window, strict=True)
+        losses = [float(loss) for loss in losses]
         loss = sum(losses) / len(losses)
         step = self.progress.step
         if not math.isfinite(loss):
@@ -311,7 +311,7 @@ class _Trainer:
             "learning_rate": float(learning_rate_at(self.optimizer, step - 1)),
             "gradient_norm": float(results["gradient_norm"]),
             "tokens_per_second": rate,
-            "padding": 1 - self.real_tokens / self.columns,
+            "padding": 1 - sum(real_tokens) / sum(columns),
         }
         if len(self.depths.methods) > 1:
             line["speedup"] = speedups[-1]
@@ -350,7 +350,7 @@ class _Trainer:
         return {"validation_loss": sum(trained) / len(trained), "validation_losses": losses}
 
     def _save(self, validation_loss: float | None) -> None:
-        self.progress.window = [[float(loss), speedup] for loss, speedup in self.progress.window]
+        self.progress.window = [[float(loss), *counts] for loss, *counts in self.progress.window]
         checkpoint.save_step(
             self.manager,
             self.progress.step,

@@ -1,0 +1,65 @@
+"""Trains a tiny model and kills its own process on the way: python killed_training.py DIR MOMENT STEP."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tiny_training import random_examples, tiny_model
+
+from skipjax import checkpoint
+from skipjax.training import OptimizerSettings, RunSettings, choose_shapes, skipdecode_depths, train
+from skipjax.training.metrics import MetricsFile
+
+STEPS = 12
+
+
+def run(directory: Path, *, resume: bool, steps: int = STEPS, report=print, **changes) -> None:
+    """Draws schedules, validates, and logs at other steps than it saves at."""
+    examples = random_examples(20)
+    train(
+        tiny_model(),
+        examples,
+        choose_shapes(examples, 4, 1),
+        skipdecode_depths(3, speedup_range=(1, 2), warmup_layers=0, horizon=9),
+        OptimizerSettings(1e-2, steps, warmup_steps=2, schedule="constant", weight_decay=0.01),
+        RunSettings(**{"batch_size": 4, "save_every": 3, "log_every": 2, "eval_every": 6, **changes}),
+        directory,
+        validation=random_examples(6, seed=9),
+        sources={"data": "random numbers"},
+        resume=resume,
+        report=report,
+    )
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_saving(step: int) -> None:
+    save_step = checkpoint.save_step
+
+    def save_and_die(manager, saved, *arguments, **more):
+        save_step(manager, saved, *arguments, **more)  # goes on in threads
+        if saved == step:
+            die()
+
+    checkpoint.save_step = save_and_die
+
+
+def die_while_writing(step: int) -> None:
+    write = MetricsFile.write
+
+    def write_and_die(self, line):
+        if line["step"] == step:
+            self._file.write('{"step": ')
+            self._file.flush()
+            die()
+        write(self, line)
+
+    MetricsFile.write = write_and_die
+
+
+if __name__ == "__main__":
+    {"saving": die_while_saving, "writing": die_while_writing}[sys.argv[2]](int(sys.argv[3]))
+    run(Path(sys.argv[1]), resume=True)
