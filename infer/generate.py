@@ -51,6 +51,7 @@ def generate(
     """Continue prompts with early-exit decoding. Without prompts: the embedded model on inputs it has not seen."""
     import skipjax as sj
     from skipjax import checks, display, flags
+    from skipjax.methods import Method
 
     checks.integer("--batch-size", batch_size, 1)
     if prompts and prompts_file is not None:
@@ -60,14 +61,20 @@ def generate(
         raise ValueError('nothing to continue: give a prompt, as in skipjax generate "text" --model M')
     sampling = sj.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     lm = sj.load(model, dtype=dtype, execution=execution)
-    depths = {"speedup": speedup, "max_depth": max_depth, "min_depth": min_depth}
-    depths |= {"warmup_layers": warmup_layers, "horizon": horizon}
-    recorded = flags.recorded_method(lm)
-    chosen = flags.method_from_flags(method, num_layers=lm.config.num_layers, recorded=recorded, **depths)
-    methods = [chosen]
+    chosen = flags.method_from_flags(
+        method,
+        num_layers=lm.config.num_layers,
+        recorded=flags.recorded_method(lm),
+        speedup=speedup,
+        max_depth=max_depth,
+        min_depth=min_depth,
+        warmup_layers=warmup_layers,
+        horizon=horizon,
+    )
+    methods: list[Method] = [chosen]
     if not texts:
         texts = flags.read_prompts(str(flags.EMBEDDED_PROMPTS))
-        if method is None and not as_json and all(value is None for value in depths.values()):
+        if method is None and chosen == flags.recorded_method(lm) and not as_json:
             methods = [sj.Full(), chosen]
     rows = [flags.chat_tokens(lm, text) for text in texts] if chat else texts
     for start in range(0, len(texts), batch_size):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-# Score of a forbidden key: finite, so that a row with no allowed key (padding) gives a mean of values and not NaN.
+# Score of a forbidden key: finite, so that a row with no allowed key (padding) gives a mean of values, not NaN.
 FORBIDDEN = float(jnp.finfo(jnp.float32).min)
 
 
@@ -14,7 +14,7 @@ def attention(query: jax.Array, key: jax.Array, value: jax.Array, allowed: jax.A
 
     Args:
       query: [B, T, N, H].
-      key, value: in the order `layout` spells: "bskh" (fresh), "bksh" (cache of unrolled layers) or "sbkh" (of scanned).
+      key, value: in the order `layout` spells: "bskh" (fresh), "bksh" (cache of unrolled layers), "sbkh" (of scanned).
       allowed: bool [B, T, S], True where a query may read a key.
       layout: static.
     Returns:

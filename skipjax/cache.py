@@ -2,8 +2,8 @@
 
 Its physical order belongs to the way layers are run, and is decided here alone:
 - unrolled (CPU): one array per layer, [B, K, S, H], which XLA:CPU's batched products read in place;
-- scanned (TPU, GPU): one position-major array for all layers, [S of layer 0 + S of layer 1 + ..., B, K, H]. Layers of any
-  length then share one loop body, and on TPU the loop reads and writes it without a second copy.
+- scanned (TPU, GPU): one position-major array for all layers, [S of layer 0 + S of layer 1 + ..., B, K, H]. Layers of
+  any length then share one loop body, and on TPU the loop reads and writes it without a second copy.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,7 @@ import jax.numpy as jnp
 Layer = int | jax.Array  # a Python int where layers are unrolled, a traced int32 where they are scanned
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["lengths", "stacked"]
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["keys", "values"], meta_fields=["lengths", "stacked"])
 @dataclasses.dataclass(frozen=True)
 class KVCache:
     """Keys and values of one batch. Slot i of a layer holds column i of the left-padded batch.
@@ -32,8 +31,8 @@ class KVCache:
       stacked: static; which of the two forms this is.
     """
 
-    keys: tuple[jax.Array | None, ...] | jax.Array
-    values: tuple[jax.Array | None, ...] | jax.Array
+    keys: Any
+    values: Any
     lengths: tuple[int, ...]
     stacked: bool
 

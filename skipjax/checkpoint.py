@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ def save(lm: LanguageModel, directory: str | Path) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         write_description(lm, fresh)
-        with open_manager(fresh, asynchronous=False) as manager:
+        with open_manager(fresh, use="save") as manager:
             save_step(manager, 0, unrolled(lm.params, lm.config))
         if directory.exists():
             directory.rename(old)
@@ -140,7 +140,7 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
         raise ValueError(f"{path}: damaged ({error})") from None
     folder = directory / TOKENIZER
     tokenizer = Tokenizer.from_directory(folder) if folder.is_dir() else None
-    with open_manager(directory, read_only=True) as manager:
+    with open_manager(directory, use="read") as manager:
         step = manager.best_step()
         step = manager.latest_step() if step is None else step
         if step is None:
@@ -151,30 +151,27 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     return LanguageModel(config, params, tokenizer, recorded)
 
 
-def open_manager(
-    directory: Path, *, keep: int = 1, read_only: bool = False, asynchronous: bool = True
-) -> ocp.CheckpointManager:
-    """orbax's manager of DIR/checkpoints. Keeps the `keep` newest checkpoints and the one with the lowest loss."""
-    if read_only:
-        # A manager that may not create the folder, nor remove anybody's half-written step.
-        options = ocp.CheckpointManagerOptions(
-            best_fn=_validation_loss, best_mode="min", create=False, save_interval_steps=0, read_only=True
-        )
-    else:
-        options = ocp.CheckpointManagerOptions(
-            best_fn=_validation_loss,
-            best_mode="min",
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=asynchronous,
-            preservation_policy=policies.AnyPreservationPolicy(
-                [
-                    policies.LatestN(keep),
-                    policies.BestN(
-                        get_metric_fn=_validation_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False
-                    ),
-                ]
-            ),
-        )
+def open_manager(directory: Path, *, keep: int = 1, use: Literal["read", "save", "train"]) -> ocp.CheckpointManager:
+    """orbax's manager of DIR/checkpoints.
+
+    For "train" it saves in the background and keeps the `keep` newest checkpoints and the one with the lowest loss. For
+    "read" it touches nothing: it neither makes the folder nor removes anybody's half-written step. (orbax's own
+    `read_only`, and rating checkpoints where none has a loss, would say so on every user's terminal.)
+    """
+    best_newest = policies.AnyPreservationPolicy(
+        [
+            policies.LatestN(keep),
+            policies.BestN(get_metric_fn=_validation_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False),
+        ]
+    )
+    options = ocp.CheckpointManagerOptions(
+        best_fn=None if use == "save" else _validation_loss,
+        best_mode="min",
+        create=use != "read",
+        cleanup_tmp_directories=use == "train",
+        enable_async_checkpointing=use == "train",
+        preservation_policy=best_newest,
+    )
     handlers = {
         "params": ocp.StandardCheckpointHandler(),
         "optimizer": ocp.StandardCheckpointHandler(),

@@ -24,7 +24,7 @@ def integer(name: str, value: Any, at_least: int, at_most: int | None = None) ->
 def real(
     name: str, value: Any, at_least: float, at_most: float = math.inf, *, above: bool = False, below: bool = False
 ) -> float:
-    """`value` as float if it is a finite real number in the range; `above` and `below` leave the ends of the range out."""
+    """`value` as float if it is a finite real number in the range; `above` and `below` leave out the range's ends."""
     low = f"above {at_least:g}" if above else f"at least {at_least:g}"
     high = "" if at_most == math.inf else f" and below {at_most:g}" if below else f" and at most {at_most:g}"
     try:

@@ -7,7 +7,7 @@ it and back. Instances are hashable, so `jax.jit` takes them as static arguments
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,9 @@ class RopeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder-only language model (L layers, N heads, K key/value heads, H head size, D model, F feed-forward, V vocabulary).
+    """A decoder-only language model.
+
+    Letters: L layers, N heads, K key/value heads, H head size, D model, F feed-forward, V vocabulary.
 
     Attributes:
       family: name of the translation that made it, a key of `skipjax.families.FAMILIES`.
@@ -76,12 +78,12 @@ class DecoderConfig:
     eos_ids: tuple[int, ...]
     pad_id: int | None
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes the same config."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict) -> DecoderConfig:
+    def from_json(cls, data: dict[str, Any]) -> DecoderConfig:
         """Inverse of `to_json`. Raises ValueError for missing or unknown keys."""
         names = {field.name for field in dataclasses.fields(cls)}
         if set(data) != names:

@@ -31,7 +31,8 @@ def _definitions(config: DecoderConfig) -> tuple[Any, Any, Any, Any]:
     for kind in (modules.Ends, modules.Block):
         graph, state = nnx.split(nnx.eval_shape(lambda kind=kind: kind(config, rngs=nnx.Rngs(0))))
         parts += [graph, nnx.to_pure_dict(state)]
-    return tuple(parts)
+    ends_graph, ends, block_graph, block = parts
+    return ends_graph, ends, block_graph, block
 
 
 def abstract_params(config: DecoderConfig, dtype: Any = jnp.float32, execution: Execution = "unrolled") -> Params:
@@ -153,8 +154,8 @@ def teacher_forced(
 ) -> jax.Array:
     """Hidden states after the last layer for a whole left-padded batch, each layer run on a prefix of the columns only.
 
-    `h[l + 1] = where(active[l], block_l(h[l]), h[l])`, as in METHODS of SkipDecode's training, equals cached decoding:
-    active columns never read the keys of inactive ones. Since layers that skip are nested, the active columns of a layer
+    `h[l + 1] = where(active[l], block_l(h[l]), h[l])`, SkipDecode's mask in training, equals cached decoding: active
+    columns never read the keys of inactive ones. Since layers that skip are nested, the active columns of a layer
     are a prefix, so a static slice does the work of the `where` and skipped columns cost nothing.
 
     Args:
@@ -180,10 +181,10 @@ def teacher_forced(
         elif length > active:
             h = jnp.concatenate([h, waiting[:, : length - active]], axis=1)
             waiting = waiting[:, length - active :]
-        part = None if turned is None else tuple(table[:, :length] for table in turned)
+        part = None if turned is None else (turned[0][:, :length], turned[1][:, :length])
 
-        def attend(carry, layer, part=allowed[:, :length, :length]):
-            return lambda q, k, v: (attention(q, k, v, part, "bskh"), carry)
+        def attend(carry, layer, visible=allowed[:, :length, :length]):
+            return lambda q, k, v: (attention(q, k, v, visible, "bskh"), carry)
 
         h, _ = run_layers(config, layers, 0, last - first, h, part, attend, None, rematerialise=rematerialise)
     return jnp.concatenate([h, waiting], axis=1)

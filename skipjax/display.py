@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ def token_pieces(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
     return pieces
 
 
-def colour_by_depth(pieces: list[str], depths: np.ndarray, num_layers: int) -> str:
-    """The text with one terminal colour per depth; depths int32 [n], in layers."""
+def colour_by_depth(pieces: list[str], depths: Iterable[int], num_layers: int) -> str:
+    """The text with one terminal colour per depth, in layers."""
     shaded = []
     for piece, depth in zip(pieces, depths, strict=True):
         shade = _SHADES[min(int(depth) * len(_SHADES) // (num_layers + 1), len(_SHADES) - 1)]
@@ -38,15 +39,9 @@ def colour_by_depth(pieces: list[str], depths: np.ndarray, num_layers: int) -> s
     return "".join(shaded) + _RESET
 
 
-def depth_line(depths: np.ndarray) -> str:
+def depth_line(depths: Iterable[int]) -> str:
     """Depths as runs: 12 12 8 8 8 is "12x2 8x3"."""
-    values, starts = [], []
-    for index, depth in enumerate(depths):
-        if not values or values[-1] != depth:
-            values.append(int(depth))
-            starts.append(index)
-    counts = np.diff([*starts, len(depths)])
-    return " ".join(f"{value}x{count}" for value, count in zip(values, counts, strict=True))
+    return " ".join(f"{depth}x{len(list(run))}" for depth, run in itertools.groupby(depths))
 
 
 def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
@@ -63,8 +58,10 @@ def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
     ]
 
 
-def timed(lm: LanguageModel, prompts: Sequence[Prompt], methods: Sequence[Method], **arguments: Any) -> list[Generation]:
-    """One generation per method. Two or more are repeated in turn, and each keeps the run of its median time per step."""
+def timed(
+    lm: LanguageModel, prompts: Sequence[Prompt], methods: Sequence[Method], **arguments: Any
+) -> list[Generation]:
+    """One generation per method. Two or more are repeated in turn; each keeps its run of median time per step."""
     runs = [[generate(lm, prompts, method, **arguments) for method in methods]]
     if len(methods) > 1:
         runs += [[generate(lm, prompts, method, **arguments) for method in methods] for _ in range(_REPEATS)]
@@ -73,8 +70,8 @@ def timed(lm: LanguageModel, prompts: Sequence[Prompt], methods: Sequence[Method
 
 
 def report(lm: LanguageModel, prompts: Sequence[str], methods: Sequence[Method], outs: Sequence[Generation]) -> str:
-    """Each prompt with the text of every method, then one line of cost per method. Colours only where text is shown in a
-    terminal (the caller's `typer.echo` strips them elsewhere)."""
+    """Each prompt with the text of every method, then one line of cost per method. `typer.echo` strips the colours
+    where output is no terminal."""
     lines = []
     for index, prompt in enumerate(prompts):
         lines.append(prompt)

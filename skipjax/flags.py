@@ -27,9 +27,9 @@ def method_from_flags(
 ) -> Full | SkipDecode:
     """The method that flags ask for.
 
-    Without any flag it is `recorded`, the method a checkpoint was trained for (full depth if it has none). A "skipdecode"
-    takes its depths from `speedup` or from `max_depth` and `min_depth`; what is left out comes from `recorded` where that
-    is a SkipDecode too.
+    Without any flag it is `recorded`, the method a checkpoint was trained for (full depth if it has none). A
+    "skipdecode" takes its depths from `speedup` or from `max_depth` and `min_depth`; what is left out comes from
+    `recorded` where that is a SkipDecode too.
     Raises ValueError for flags that contradict each other.
     """
     depth_flags = {"--speedup": speedup, "--max-depth": max_depth, "--min-depth": min_depth}
@@ -101,5 +101,7 @@ def _prompt_of(path: str, number: int, line: str) -> str:
     except (json.JSONDecodeError, KeyError, TypeError):
         prompt = None
     if not isinstance(prompt, str):
-        raise ValueError(f'--prompts-file {path}, line {number}: expected an object with a text "prompt", got {line!r:.80}')
+        raise ValueError(
+            f'--prompts-file {path}, line {number}: expected an object with a text "prompt", got {line!r:.80}'
+        )
     return prompt

@@ -87,8 +87,8 @@ def generate(
 ) -> Generation:
     """Continues a batch of prompts.
 
-    The first call for a (batch bucket, prompt bucket, method) compiles; later ones with other prompts, sampling numbers,
-    seeds or smaller token budgets do not (for a SkipDecode without a horizon a new budget is a new schedule).
+    The first call for a (batch bucket, prompt bucket, method) compiles; later ones with other prompts, sampling
+    numbers, seeds or smaller token budgets do not (for a SkipDecode without a horizon a new budget is a new schedule).
 
     Args:
       lm: from `load`.
@@ -233,17 +233,26 @@ def _request(
         occurrences.append(seen[hashes[-1]])
         seen[hashes[-1]] += 1
     numbers = SamplingNumbers(
-        temperature=np.float32(sampling.temperature),
-        top_p=np.float32(sampling.top_p),
-        top_k=np.int32(sampling.top_k),
-        seed=np.uint32(sampling.seed),
-        prompt_hashes=np.asarray(hashes + [0] * fill, np.uint32),
-        occurrences=np.asarray(occurrences + [0] * fill, np.uint32),
+        temperature=_dynamic(sampling.temperature, np.float32),
+        top_p=_dynamic(sampling.top_p, np.float32),
+        top_k=_dynamic(sampling.top_k, np.int32),
+        seed=_dynamic(sampling.seed, np.uint32),
+        prompt_hashes=_dynamic(hashes + [0] * fill, np.uint32),
+        occurrences=_dynamic(occurrences + [0] * fill, np.uint32),
     )
-    eos_ids = np.asarray(config.eos_ids if config.eos_ids else [-1], np.int32)
-    if not stop_at_eos:
-        eos_ids = np.full_like(eos_ids, -1)
-    return programs.Request(padding, np.int32(len(rows)), numbers, eos_ids, np.int32(pad_token(config)))
+    ends = config.eos_ids if config.eos_ids else (-1,)
+    return programs.Request(
+        padding=_dynamic(padding, np.int32),
+        rows=_dynamic(len(rows), np.int32),
+        numbers=numbers,
+        eos_ids=_dynamic(ends if stop_at_eos else [-1] * len(ends), np.int32),
+        pad_id=_dynamic(pad_token(config), np.int32),
+    )
+
+
+def _dynamic(value: Any, dtype: Any) -> Any:
+    """A program's argument as numpy: making it with jax.numpy would dispatch an operation, and first compile it."""
+    return np.asarray(value, dtype)
 
 
 def _programs(
@@ -258,9 +267,7 @@ def _programs(
     plan = method.plan(lm.config.num_layers, max_new_tokens - 1)
     prefill = programs.prefill.lower(lm.config, plan, lm.params, prompts, request)
     state = prefill.out_info
-    decode = programs.decode.lower(
-        lm.config, plan, prompts.shape[1], lm.params, state, request, np.int32(plan.steps)
-    )
+    decode = programs.decode.lower(lm.config, plan, prompts.shape[1], lm.params, state, request, np.int32(plan.steps))
     compiled = (prefill.compile(), decode.compile())
     lm.programs[(*same, max_new_tokens)] = (plan, compiled)
     return plan, compiled, time.perf_counter() - started

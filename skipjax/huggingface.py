@@ -166,7 +166,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def export_huggingface(lm: LanguageModel, directory: str | Path) -> None:
+def export_hf(lm: LanguageModel, directory: str | Path) -> None:
     """Writes `lm` as a Hugging Face directory, which transformers and `skipjax.load` open.
 
     Weights keep their dtype. Files of more than 5 GB are split. Tokenizer files go along, and what the weights were

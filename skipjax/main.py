@@ -33,7 +33,9 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it and stop.")):
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it and stop."),
+) -> None:
     pass
 
 

@@ -85,8 +85,8 @@ class SkipDecode:
         """The depths for a target speed-up of `speedup`, by the rule behind all published configurations.
 
         The midpoint of the depths is num_layers / speedup and max_depth / min_depth falls from 2 at 2x to 1.5 at 5x;
-        max_depth is rounded up, min_depth to the nearest. 24 layers: 2x is 16/8, 5x is 6/4; 32 layers: 22/11, 14/8 (3x),
-        10/6 (4x), 8/5. A speed-up of 1 is full depth.
+        max_depth is rounded up, min_depth to the nearest. 24 layers: 2x is 16/8, 5x is 6/4; 32 layers: 22/11, 14/8
+        (3x), 10/6 (4x), 8/5. A speed-up of 1 is full depth.
         Raises ValueError if fewer than warmup_layers + 1 layers would be left.
         """
         checks.integer("num_layers", num_layers, 1)

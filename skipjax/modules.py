@@ -78,12 +78,12 @@ class Attention(nnx.Module):
         self.output = Linear(width, config.hidden_size, config.output_bias, scale=residual_scale, rngs=rngs)
 
     def __call__(self, x: jax.Array, rotation: Rotation | None, attend: Attend) -> tuple[jax.Array, Any]:
-        heads = x.shape[:-1] + (-1, self.head_size)
+        heads = (*x.shape[:-1], -1, self.head_size)
         query, key, value = (part(x).reshape(heads) for part in (self.query, self.key, self.value))
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
         mixed, carried = attend(query, key, value)
-        return self.output(mixed.reshape(x.shape[:-1] + (-1,))), carried
+        return self.output(mixed.reshape(*x.shape[:-1], -1)), carried
 
 
 class FeedForward(nnx.Module):
@@ -129,7 +129,9 @@ class Ends(nnx.Module):
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.offset = config.position_offset
         projected = config.embed_size != config.hidden_size
-        self.tokens = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size)))
+        self.tokens = nnx.Param(
+            INITIAL_SCALE * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size))
+        )
         shape = (config.max_positions + config.position_offset, config.hidden_size)
         learned = config.rope is None
         self.positions = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), shape)) if learned else None

@@ -1,7 +1,8 @@
 """A plan says, before anything is traced, which layers run in which decode steps and what each layer must remember.
 
-Words as in the papers: decode step s consumes generated token s and produces token s + 1; token 0 comes from the prompt
-pass. A plan is static (hashable, a jit argument): its segments become a chain of loops, its ranges slices of the layers.
+Words as in the papers: decode step s consumes generated token s and produces token s + 1; token 0 comes from the
+prompt pass. A plan is static (hashable, a jit argument): its segments become a chain of loops, its ranges slices of
+the layers.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Plan:
 
     @functools.cached_property
     def kept(self) -> tuple[int, ...]:
-        """For each layer, the number of decode steps that run it (the first ones): the positions it keeps after the prompt."""
+        """For each layer, how many decode steps run it, always the first ones: positions it keeps after the prompt."""
         return tuple(
             sum(segment.last_step - segment.first_step for segment in self.segments if segment.runs(layer))
             for layer in range(self.num_layers)
@@ -66,7 +67,7 @@ class Plan:
 
 
 def plan_from_depths(depths: Sequence[int], num_layers: int, warmup_layers: int) -> Plan:
-    """The plan of SkipDecode: depth `depths[s]` in step s, non-increasing, as the bottom `warmup_layers` and the top layers.
+    """The plan of SkipDecode: depth `depths[s]` (never rising) in step s, as the bottom `warmup_layers` and top layers.
 
     With L = 6, one warm-up layer and depths (4, 4, 3): steps 0 and 1 run layers 0, 3, 4, 5; step 2 runs 0, 4, 5; the
     layers keep (3, 0, 0, 2, 3, 3) positions after the prompt.

@@ -128,7 +128,8 @@ def decode(
             def attend(cache, layer):
                 def run(query, key, value):
                     updated = cache.write(layer, slot, key, value)
-                    keys, values, layout = *updated.read(layer, slots), updated.layout
+                    keys, values = updated.read(layer, slots)
+                    layout = updated.layout
                     visible = allowed[:, :, : keys.shape[layout.index("s")]]
                     return attention(query, keys, values, visible, layout), updated
 

@@ -13,7 +13,7 @@ from skipjax.language_model import LanguageModel
 Prompt = str | Sequence[int]
 
 
-def encode_prompts(lm: LanguageModel, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
+def encode_prompts(lm: LanguageModel, prompts: Sequence[Prompt] | np.ndarray, max_new_tokens: int) -> list[list[int]]:
     """Token ids of each prompt, checked: ids in the vocabulary, none empty, all within the model's positions."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
         raise ValueError(f"prompts must be a list of texts or of token-id lists, got {prompts!r:.80}")
@@ -53,7 +53,7 @@ def _token_ids(index: int, prompt: Any, vocab_size: int) -> list[int]:
 
 
 def bucket(size: int, smallest: int) -> int:
-    """The next of smallest x (1, 1.5, 2, 3, 4, 6, 8, ...) that is at least `size`: few shapes, at most a third wasted."""
+    """The next of smallest x (1, 1.5, 2, 3, 4, 6, ...) that is at least `size`: few shapes, at most a third wasted."""
     power = smallest
     while power < size:
         if power >= 2 and power * 3 // 2 >= size:
@@ -75,7 +75,7 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np
 
 
 def pad_token(config: DecoderConfig) -> int:
-    """The id written after the end of a row: the checkpoint's pad token, else its first end-of-sequence token, else 0."""
+    """The id written after the end of a row: the checkpoint's pad token, else its first end of sequence, else 0."""
     if config.pad_id is not None:
         return config.pad_id
     return config.eos_ids[0] if config.eos_ids else 0

@@ -1,10 +1,11 @@
-"""What a checkpoint's weights were trained for, kept beside them, so that generation can warn before it skips blindly."""
+"""What a checkpoint's weights were trained for, kept beside them so that generation can warn before it skips layers."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from skipjax.methods import Full, SkipDecode
+from skipjax.methods import Full, Method, SkipDecode
 
 _METHODS = {"full": Full, "skipdecode": SkipDecode}
 
@@ -22,11 +23,11 @@ class Recorded:
     method: Full | SkipDecode
     speedup_range: tuple[float, float] | None = None
 
-    def covers(self, method: Full | SkipDecode, num_layers: int) -> bool:
+    def covers(self, method: Method, num_layers: int) -> bool:
         """Whether a resolved `method` is one these weights were trained for. Full depth always is."""
         if isinstance(method, Full) or method == self.method:
             return True
-        if isinstance(self.method, Full) or self.speedup_range is None:
+        if self.speedup_range is None or not (isinstance(method, SkipDecode) and isinstance(self.method, SkipDecode)):
             return False
         alike = dataclasses.replace(self.method, max_depth=method.max_depth, min_depth=method.min_depth) == method
         low, high = self.speedup_range
@@ -41,12 +42,12 @@ class Recorded:
         low, high = self.speedup_range
         return f"schedules like {self.method!r} at target speed-ups from {low:g} to {high:g}"
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         name = next(name for name, kind in _METHODS.items() if isinstance(self.method, kind))
         return {"method": name, **dataclasses.asdict(self.method), "speedup_range": self.speedup_range}
 
     @classmethod
-    def from_json(cls, data: dict) -> Recorded:
+    def from_json(cls, data: dict[str, Any]) -> Recorded:
         """Inverse of `to_json`. Raises ValueError for an unknown method or fields it does not have."""
         fields = {name: value for name, value in data.items() if name not in ("method", "speedup_range")}
         kind = _METHODS.get(data.get("method", ""))

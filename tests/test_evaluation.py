@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from skipjax import decoder, evaluation, flags, settings, tables
 from skipjax.evaluation import Input
 from skipjax.generation import Generation, generate
-from skipjax.huggingface import export_huggingface
+from skipjax.huggingface import export_hf
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Full, SkipDecode
 from skipjax.settings import Setting
@@ -240,7 +240,7 @@ def test_untrained_schedules_are_warned_of(lm: LanguageModel) -> None:
 @pytest.fixture(scope="module")
 def model(lm: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    export_huggingface(lm, directory)
+    export_hf(lm, directory)
     return str(directory)
 
 

@@ -1,4 +1,4 @@
-"""Golden cases: what an independent PyTorch program without cache or batches gives on tiny checkpoints, token for token.
+"""Golden cases: what an independent PyTorch program without cache or batches gives on tiny checkpoints, exactly.
 
 The cases lie outside the repository; without them these tests are skipped, and `test_generation.py` holds the same
 properties against decoding without a cache.

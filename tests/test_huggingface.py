@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from skipjax import decoder, families, huggingface, loading
-from skipjax.huggingface import export_huggingface, load_huggingface
+from skipjax.huggingface import export_hf, load_huggingface
 from skipjax.language_model import LanguageModel
 from skipjax.methods import SkipDecode
 from skipjax.recorded import Recorded
@@ -75,7 +75,7 @@ def exported(tmp_path):
 
     def export(config):
         lm = random_model(config)
-        export_huggingface(lm, tmp_path / "model")
+        export_hf(lm, tmp_path / "model")
         return tmp_path / "model", lm, load_file(tmp_path / "model" / "model.safetensors")
 
     return export
@@ -96,7 +96,7 @@ def edit_config(directory, **fields):
 def test_round_trip_is_exact(config, dtype, execution, tmp_path):
     lm = random_model(config, dtype, execution)
     lm.recorded = Recorded(SkipDecode(8, 4, horizon=8), (1.5, 2.0))
-    export_huggingface(lm, tmp_path / "new" / "model")
+    export_hf(lm, tmp_path / "new" / "model")
     loaded, params, tokenizer, recorded = load_huggingface(tmp_path / "new" / "model", dtype, execution)
     assert loaded == config
     assert recorded == lm.recorded
@@ -129,7 +129,7 @@ def test_export_opens_in_transformers(exported):
 def test_export_in_shards(exported, monkeypatch, tmp_path):
     _, lm, tensors = exported(LLAMA)
     monkeypatch.setattr(huggingface, "SHARD_BYTES", 2000)
-    export_huggingface(lm, tmp_path / "sharded")
+    export_hf(lm, tmp_path / "sharded")
     files = sorted(path.name for path in (tmp_path / "sharded").glob("*.safetensors"))
     assert len(files) > 2
     assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
@@ -145,7 +145,7 @@ def test_export_in_shards(exported, monkeypatch, tmp_path):
 def test_export_refuses_a_full_directory(exported):
     directory, lm, _ = exported(OPT)
     with pytest.raises(ValueError, match=r"directory must be new or empty to export a model into, got '.*model'"):
-        export_huggingface(lm, directory)
+        export_hf(lm, directory)
 
 
 def test_mixed_types_are_cast(exported):

@@ -103,7 +103,7 @@ def test_bad_schedules_are_refused_by_name(arguments, said):
 
 
 def test_bad_speedups_are_refused():
-    with pytest.raises(ValueError, match="speedup must be a number at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"speedup must be a number at least 1, got 0\.5"):
         SkipDecode.for_speedup(0.5, num_layers=12)
     with pytest.raises(ValueError, match="speedup 12 leaves 1 of 12 layers at the end, but 2 always run"):
         SkipDecode.for_speedup(12, num_layers=12)

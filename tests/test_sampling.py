@@ -21,7 +21,9 @@ def reference_kept(logits: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
     return kept
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (1, 1.0), (5, 1.0), (0, 0.7), (20, 0.9), (500, 0.05), (3, 1e-6)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(0, 1.0), (1, 1.0), (5, 1.0), (0, 0.7), (20, 0.9), (500, 0.05), (3, 1e-6)]
+)
 def test_kept_tokens_are_those_of_a_sort(top_k, top_p):
     logits = np.random.default_rng(3).normal(0, 3, (6, 211)).astype(np.float32)
     logits[1] -= 40  # all negative

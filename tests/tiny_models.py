@@ -19,7 +19,7 @@ GOLDEN_FAMILIES = ("llama", "opt")
 
 
 def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> DecoderConfig:
-    """97 tokens, D 32, 4 heads of 8; "llama" has 2 key/value heads, RoPE and an untied head, "opt" learned positions."""
+    """97 tokens, D 32, 4 heads of 8; "llama" has 2 key/value heads, RoPE, an untied head, "opt" learned positions."""
     llama = family == "llama"
     fields = {
         "family": family,

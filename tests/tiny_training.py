@@ -1,6 +1,7 @@
 """What the training tests share: examples made of numbers, and the tiny decoder they are for."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,10 +38,11 @@ def tiny_model(seed: int = 0) -> LanguageModel:
     return LanguageModel(LLAMA, init_params(LLAMA, seed))
 
 
-def assert_trees_equal(first, second) -> None:
+def assert_trees_equal(first: Any, second: Any) -> None:
     """Bit for bit."""
-    assert jax.tree.structure(first) == jax.tree.structure(second)
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+    leaves, others = (jax.tree_util.tree_leaves_with_path(tree) for tree in (first, second))
+    assert [path for path, _ in leaves] == [path for path, _ in others]
+    for (_, one), (_, other) in zip(leaves, others, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 

@@ -139,7 +139,7 @@ def train(
     directory.mkdir(parents=True, exist_ok=True)
     checkpoint.write_json(directory / SETTINGS, settings)
     checkpoint.write_description(dataclasses.replace(lm, recorded=depths.recorded), directory, "float32")
-    with checkpoint.open_manager(directory, keep=run.keep) as manager:
+    with checkpoint.open_manager(directory, keep=run.keep, use="train") as manager:
         trainer = _Trainer(lm, examples, shapes, depths, optimizer, run, manager, report)
         if trainer.progress.step >= optimizer.steps:
             report(f"{directory} has already reached step {trainer.progress.step} of {optimizer.steps}: nothing to do")
@@ -295,8 +295,8 @@ class _Trainer:
             self._untimed(lambda: self._save(rated.get("validation_loss")))
 
     def _log(self, results: dict[str, jax.Array], rated: dict[str, Any], bar: Any) -> None:
-        losses, speedups, columns, real_tokens = zip(*self.progress.window, strict=True)
-        losses = [float(loss) for loss in losses]
+        on_device, speedups, columns, real_tokens = zip(*self.progress.window, strict=True)
+        losses = [float(loss) for loss in on_device]
         loss = sum(losses) / len(losses)
         step = self.progress.step
         if not math.isfinite(loss):

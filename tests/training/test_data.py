@@ -123,6 +123,7 @@ def test_transformers_reads_the_tokenizer(tmp_path):
     train_tokenizer(["a b, c d"] * 3, 270, tmp_path / "words")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "words")
     ours = Tokenizer.from_directory(tmp_path / "words")
+    assert ours is not None
     for text in ("a b, c", " é  x"):
         assert theirs(text)["input_ids"] == ours.encode(text)
         assert theirs.decode(ours.encode(text), skip_special_tokens=True) == text
@@ -195,13 +196,14 @@ def test_refused_models(tokenizer):
     import datasets
 
     rows = datasets.Dataset.from_list(ROWS)
-    columns = {"prompt_template": "{mr}", "target_column": "ref"}
+
+    def tokens(config):
+        return tokenize(rows, tokenizer, config, prompt_template="{mr}", target_column="ref")
+
     small = dataclasses.replace(CONFIG, vocab_size=100)
-    assert refusal(lambda: tokenize(rows, tokenizer, small, **columns)).startswith(
-        "tokenizer must fit the model: it gives token id "
-    )
+    assert refusal(lambda: tokens(small)).startswith("tokenizer must fit the model: it gives token id ")
     endless = dataclasses.replace(CONFIG, eos_ids=())
-    assert refusal(lambda: tokenize(rows, tokenizer, endless, **columns)) == (
+    assert refusal(lambda: tokens(endless)) == (
         "model must have an end-of-text token (eos_token_id in its config), it has none"
     )
 

@@ -28,7 +28,7 @@ def lines_of(directory):
 
 
 def params_at(directory, step):
-    with checkpoint.open_manager(directory, read_only=True) as manager:
+    with checkpoint.open_manager(directory, use="read") as manager:
         target = {"params": checkpoint.abstract_params(LLAMA), "progress": None}
         return checkpoint.restore_step(manager, step, target)
 
@@ -58,7 +58,7 @@ def test_metrics(undisturbed):
 def test_what_is_kept(undisturbed):
     rated = {line["step"]: line["validation_loss"] for line in lines_of(undisturbed) if "validation_loss" in line}
     best = min(rated, key=rated.get)
-    with checkpoint.open_manager(undisturbed, read_only=True) as manager:
+    with checkpoint.open_manager(undisturbed, use="read") as manager:
         assert set(manager.all_steps()) == {9, 12, best}  # the two newest and the best
         assert manager.best_step() == best
     lm = checkpoint.restore(undisturbed)
