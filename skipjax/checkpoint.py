@@ -11,7 +11,6 @@ killed at any moment leaves either the old or the new.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shutil
 from pathlib import Path
@@ -23,9 +22,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from skipjax import json_files
 from skipjax.config import DecoderConfig
 from skipjax.decoder import Execution, Params, abstract_params, execution_of, stack_layers, unstack_layers
+from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
 from skipjax.recorded import Recorded
 from skipjax.tokenizer import Tokenizer
@@ -34,11 +33,6 @@ FORMAT_VERSION = 1
 DESCRIPTION = "skipjax.json"
 TOKENIZER = "tokenizer"
 CHECKPOINTS = "checkpoints"
-
-
-def is_checkpoint(directory: str | Path) -> bool:
-    """Whether skipjax wrote this directory."""
-    return (Path(directory) / DESCRIPTION).is_file()
 
 
 def save(lm: LanguageModel, directory: str | Path) -> None:
@@ -98,20 +92,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return "unknown"
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Writes the file as a whole or not at all."""
-    part = path.with_name(path.name + ".tmp")
-    part.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError or ValueError naming the file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    return json_files.read_json(path)
 
 
 def restore(directory: str | Path, dtype: Any = "float32", execution: Execution = "unrolled") -> LanguageModel:

@@ -8,7 +8,9 @@ from typing import Any
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ValueError naming the file if it holds anything else."""
+    """The JSON object in a file. Raises FileNotFoundError, or ValueError if it holds anything else, naming the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -24,4 +26,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Writes the file as a whole or not at all: a process killed at any moment leaves the old one or the new one."""
+    part = path.with_name(path.name + ".tmp")
+    part.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)

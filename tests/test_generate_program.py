@@ -164,4 +164,4 @@ def test_method_flags_fall_back_on_the_recorded_method():
 def test_depths_are_shown_as_runs_and_shades():
     assert depth_line([12, 12, 8, 8, 8, 4]) == "12x2 8x3 4x1"
     shaded = colour_by_depth(["ab", "c"], [12, 2], 12)
-    assert shaded == "\x1b[38;5;208mab\x1b[38;5;82mc\x1b[0m"
+    assert shaded == "\x1b[38;5;250mab\x1b[38;5;82mc\x1b[0m"

@@ -208,8 +208,9 @@ def test_decoding_keeps_no_second_copy_of_cache_or_weights(lm):
         memory = lowered.compile().memory_analysis()
     cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.cache))
     assert memory.alias_size_in_bytes >= cache  # updated in place
-    # What remains are the scores of one layer and small vectors; a copy of one layer's keys alone would be cache / 8.
-    assert memory.temp_size_in_bytes < cache / 8
+    # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be an
+    # eighth of the cache. A scanned loop slices one layer at a time out of the array of all layers.
+    assert memory.temp_size_in_bytes < cache * (0.125 if lm.execution == "unrolled" else 0.375)
 
 
 def test_bf16_generates_the_same_bytes_per_position_halved():

@@ -6,10 +6,7 @@ skipjax train full --model M --data train.csv --prompt-template "{mr} -> " --tar
 
 from __future__ import annotations
 
-from skipjax import training
-
 from . import flags
-from .build import start
 
 
 def full(
@@ -46,4 +43,9 @@ def full(
     resume: flags.Resume = False,
 ) -> None:
     """Fine-tune with every layer for every token."""
-    start(locals(), lambda config, longest: training.full_depth())
+    given = dict(locals())
+    from skipjax import training
+
+    from .build import start
+
+    start(given, lambda config, longest: training.full_depth())

@@ -10,10 +10,7 @@ from typing import Annotated
 
 import typer
 
-from skipjax import training
-
 from . import flags
-from .build import start
 
 
 def skipdecode(
@@ -61,11 +58,16 @@ def skipdecode(
     resume: flags.Resume = False,
 ) -> None:
     """Fine-tune for one SkipDecode schedule, or for a range of speed-ups with one schedule drawn per batch."""
+    given = dict(locals())
+    from skipjax import training
+
+    from .build import start
+
     training.check_depth_flags(speedup, max_depth, min_depth, speedup_range)
     # Each shape is compiled once per schedule.
-    max_shapes = max_shapes or (4 if speedup_range is not None else 8)
+    given["max_shapes"] = (8 if speedup_range is None else 4) if max_shapes is None else max_shapes
     start(
-        locals(),
+        given,
         lambda config, longest: training.skipdecode_depths(
             config.num_layers,
             speedup=speedup,

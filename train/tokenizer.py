@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from skipjax import training
-
 from . import flags
 
 
@@ -25,6 +23,8 @@ def tokenizer(
     limit: flags.Limit = None,
 ) -> None:
     """Train a tokenizer."""
+    from skipjax import training
+
     rows = training.load_rows(data, split=split, limit=limit)
     prompts, targets = training.prompts_and_targets(rows, prompt_template, target_column)
     size = training.train_tokenizer([*prompts, *targets], vocab_size, out)

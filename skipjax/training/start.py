@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skipjax import checkpoint, families
+from skipjax import families
 from skipjax.decoder import init_params, stack_layers
+from skipjax.json_files import read_json
 from skipjax.language_model import LanguageModel
 from skipjax.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ def starting_point(
         return lm
     assert init is not None
     assert tokenizer is not None
-    config = families.from_huggingface(checkpoint.read_json(Path(init)))
+    config = families.from_huggingface(read_json(Path(init)))
     folder = Path(tokenizer)
     folder = folder.parent if folder.is_file() else folder
     words = Tokenizer.from_directory(folder) if folder.is_dir() else None

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from skipjax import checkpoint, checks
 from skipjax.decoder import abstract_params, stack_layers
+from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Full, SkipDecode
 from skipjax.training.batches import Batch, Shapes, batch_order, bucket_sizes, make_batch
@@ -95,7 +96,7 @@ def check_settings(directory: Path, settings: dict[str, Any]) -> None:
     path = directory / SETTINGS
     if not path.exists():
         return
-    before = checkpoint.read_json(path)
+    before = read_json(path)
     for name in sorted(before.keys() | settings.keys()):
         if name not in MAY_CHANGE and before.get(name) != settings.get(name):
             raise ValueError(
@@ -137,7 +138,7 @@ def train(
     check_directory(directory, resume)
     check_settings(directory, settings)
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(directory / SETTINGS, settings)
+    write_json(directory / SETTINGS, settings)
     checkpoint.write_description(dataclasses.replace(lm, recorded=depths.recorded), directory, "float32")
     with checkpoint.open_manager(directory, keep=run.keep, use="train") as manager:
         trainer = _Trainer(lm, examples, shapes, depths, optimizer, run, manager, report)

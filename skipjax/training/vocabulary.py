@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from skipjax import checks
-from skipjax.checkpoint import write_json
+from skipjax.json_files import write_json
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"  # ids 0, 1, 2
 SMALLEST = 256 + 3  # every byte, and the special tokens
