@@ -39,7 +39,7 @@ def bench(
     execution: Annotated[str, typer.Option(help="How layers are run: unrolled, scanned or auto.")] = "auto",
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """Time decoding methods against full depth: step time, tokens a second, KV cache, compilation.
+    """Time decoding methods against full depth.
 
     Full depth is always run as the yardstick.
     """

@@ -20,9 +20,11 @@ def convert(
     destination: Annotated[str, typer.Argument(help="Directory to write.")],
     to: Annotated[str, typer.Option(help="orbax, huggingface, or auto: the form that SOURCE does not have.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Type to write; float32 holds every other exactly.")] = "float32",
-    check: Annotated[bool, typer.Option("--check", help="Compare logits with transformers and torch.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare logits with transformers; needs torch installed.")
+    ] = False,
 ) -> None:
-    """Convert a model between Hugging Face's form and skipjax's own (orbax)."""
+    """Convert between Hugging Face's form and orbax."""
     import skipjax as sj
     from skipjax import checks, hub, loading, verification
 

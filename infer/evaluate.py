@@ -37,7 +37,10 @@ def evaluate(
     min_depth: Annotated[int | None, typer.Option(help="Layers of the last decode steps.", show_default=False)] = None,
     warmup_layers: Annotated[int | None, typer.Option(help="Bottom layers always run.", show_default=False)] = None,
     horizon: Annotated[
-        int | None, typer.Option(help="Decode steps over which the depth falls.", show_default="--max-new-tokens")
+        int | None,
+        typer.Option(
+            help="Decode steps over which the depth falls.", show_default="the checkpoint's, or --max-new-tokens"
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
@@ -51,7 +54,7 @@ def evaluate(
         typer.Option(help="Directory for results.json, table.md and samples.jsonl.", show_default="only print"),
     ] = None,
 ) -> None:
-    """Score a model's texts (ROUGE-L, BLEU) at full depth and with fewer layers, and compare the cost.
+    """Quality (ROUGE-L, BLEU) and cost, with fewer layers.
 
     Full depth is always run as the yardstick.
     """

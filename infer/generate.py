@@ -48,7 +48,12 @@ def generate(
     execution: Annotated[str, typer.Option(help="How layers run: auto, unrolled or scanned.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
 ) -> None:
-    """Continue prompts with early-exit decoding. Without prompts: the embedded model on inputs it has not seen."""
+    """Continue prompts with fewer layers per token.
+
+    Without prompts, the embedded model continues inputs it has not seen, at full depth and at its own schedule, or with
+    --method, --speedup or --json at that alone. A terminal shades each token: green for few layers, grey
+    for all.
+    """
     import skipjax as sj
     from skipjax import checks, display, flags
     from skipjax.methods import Method

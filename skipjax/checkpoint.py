@@ -120,6 +120,8 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
         raise ValueError(f"{path}: damaged ({error})") from None
     folder = directory / TOKENIZER
     tokenizer = Tokenizer.from_directory(folder) if folder.is_dir() else None
+    if tokenizer is None and folder.is_dir():
+        raise FileNotFoundError(f"{folder}: its tokenizer files are missing")
     with open_manager(directory, use="read") as manager:
         step = manager.best_step()
         step = manager.latest_step() if step is None else step

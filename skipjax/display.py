@@ -10,7 +10,7 @@ import numpy as np
 
 from skipjax.generation import Generation, generate
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, Method
+from skipjax.methods import Full, Method, SkipDecode
 from skipjax.prompts import Prompt
 from skipjax.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ def colour_by_depth(pieces: list[str], depths: Iterable[int], num_layers: int) -
 
 
 def depth_line(depths: Iterable[int]) -> str:
-    """Depths as runs: 12 12 8 8 8 is "12x2 8x3"."""
+    """Depths as runs, layers x tokens: 12 12 8 8 8 is "12x2 8x3"."""
     return " ".join(f"{depth}x{len(list(run))}" for depth, run in itertools.groupby(depths))
 
 
@@ -83,13 +83,16 @@ def report(lm: LanguageModel, prompts: Sequence[str], methods: Sequence[Method],
             else:
                 pieces = token_pieces(lm.tokenizer, out.tokens[index, :length])
                 text = colour_by_depth(pieces, depths, lm.config.num_layers)
-            lines += [f"  {_name(method)}: {text}", f"    layers per token: {depth_line(depths)}"]
+            lines += [f"  {_name(method)}: {text}", f"    layers x tokens: {depth_line(depths)}"]
         lines.append("")
     full = next((out for method, out in zip(methods, outs, strict=True) if isinstance(method, Full)), None)
     return "\n".join(lines + [_cost(method, out, full) for method, out in zip(methods, outs, strict=True)])
 
 
 def _name(method: Method) -> str:
+    """ "Full", or "SkipDecode 8-4" with the most and fewest layers of a decode step."""
+    if isinstance(method, SkipDecode):
+        return f"SkipDecode {method.max_depth}-{method.min_depth}"
     return type(method).__name__
 
 
@@ -104,10 +107,10 @@ def _cost(method: Method, out: Generation, full: Generation | None) -> str:
         f" {1000 * _step_seconds(out):.2f} ms per step, {stats.tokens_per_second:.0f} tokens/s,"
         f" KV cache {stats.kv_cache_bytes / stats.full_kv_cache_bytes:.0%} of full"
     )
-    if full is None or out is full:
+    if out is full:
         return cost
-    measured = _step_seconds(full) / _step_seconds(out)
+    measured = "run --method full to compare" if full is None else f"{_step_seconds(full) / _step_seconds(out):.2f}x"
     return (
         f"{cost}\n  speed-up: target {stats.target_speedup:.2f}x, realised {stats.realised_speedup:.2f}x (layers of the"
-        f" tokens generated), measured {measured:.2f}x (seconds per decode step)"
+        f" tokens generated), measured {measured} (seconds per decode step)"
     )

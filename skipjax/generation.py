@@ -15,8 +15,8 @@ import numpy as np
 
 from skipjax import checks, programs
 from skipjax.config import DecoderConfig
-from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, Method
+from skipjax.language_model import LanguageModel, checked_model
+from skipjax.methods import Full, Method, checked
 from skipjax.plan import Plan
 from skipjax.prompts import Prompt, encode_prompts, pad_left, pad_token
 from skipjax.sampling import Sampling, SamplingNumbers
@@ -29,7 +29,7 @@ class Stats:
 
     Attributes:
       num_layers: layers of the decoder.
-      target_speedup: layers / mean depth the method aims at.
+      target_speedup: layers / midpoint of the schedule's two depths.
       mean_depth: layers per generated token, pads excluded, token 0 (from the full-depth prompt pass) included.
       realised_speedup: num_layers / mean_depth.
       compile_seconds: spent compiling in this call; 0 if everything had been compiled before.
@@ -98,7 +98,8 @@ def generate(
       sampling: greedy if left out.
       stop_at_eos: False generates the full length (for benchmarks).
     Raises:
-      ValueError: for a bad argument, a prompt without tokens, or prompt + max_new_tokens beyond the model's positions.
+      ValueError: for a bad argument, a prompt without tokens (a tokenizer that begins every text makes "" one), or
+        prompt + max_new_tokens beyond the model's positions.
     """
     job = _Job.prepare(lm, prompts, method, max_new_tokens, sampling, stop_at_eos)
     started = time.perf_counter()
@@ -123,10 +124,11 @@ def stream(
 
     Arguments and errors as in `generate`; the programs are shared with it. Needs a tokenizer.
     """
-    if lm.tokenizer is None:
+    tokenizer = checked_model(lm).tokenizer
+    if tokenizer is None:
         raise ValueError("stream needs a tokenizer, and this checkpoint has none: use generate with token ids")
     job = _Job.prepare(lm, [prompt], method, max_new_tokens, sampling, stop_at_eos)
-    return _pieces(job, lm.tokenizer.stream())
+    return _pieces(job, tokenizer.stream())
 
 
 def _pieces(job: _Job, text: Any) -> Iterator[str]:
@@ -166,14 +168,12 @@ class _Job:
         sampling: Sampling | None,
         stop_at_eos: bool,
     ) -> _Job:
-        config = lm.config
-        method, sampling = method or Full(), sampling or Sampling()
+        config = checked_model(lm).config
+        method = checked(method, config.num_layers)
+        sampling = Sampling() if sampling is None else sampling
         max_new_tokens = checks.integer("max_new_tokens", max_new_tokens, 1)
-        if not hasattr(method, "plan"):
-            raise ValueError(f"method must be a decoding method such as Full() or SkipDecode(...), got {method!r}")
         if not isinstance(sampling, Sampling):
             raise ValueError(f"sampling must be a Sampling(...), got {sampling!r}")
-        method.check(config.num_layers)
         rows = encode_prompts(lm, prompts, max_new_tokens)
         resolved = method.resolve(max_new_tokens)
         warn_if_untrained(lm, resolved)

@@ -29,7 +29,7 @@ class LanguageModel:
     """
 
     config: DecoderConfig
-    params: Params
+    params: Params = dataclasses.field(repr=False)
     tokenizer: Tokenizer | None = None
     recorded: Recorded | None = None
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -47,3 +47,10 @@ class LanguageModel:
     @property
     def num_parameters(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+
+
+def checked_model(lm: LanguageModel) -> LanguageModel:
+    """Raises ValueError if `lm` is something else, such as the name of a model that was not loaded."""
+    if not isinstance(lm, LanguageModel):
+        raise ValueError(f"lm must be a model from skipjax.load(...), got {lm!r:.80}")
+    return lm

@@ -63,8 +63,7 @@ def load(
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether skipjax's own format is in a directory. A Hugging Face directory can hold a skipjax.json as well."""
-    own = (directory / "checkpoints").is_dir() or not (directory / "config.json").is_file()
-    return own and (directory / huggingface.RECORD_FILE).is_file()
+    return (directory / "checkpoints").is_dir() and (directory / huggingface.RECORD_FILE).is_file()
 
 
 def resolve_dtype(dtype: Any) -> np.dtype:

@@ -40,11 +40,11 @@ def _root(
 
 
 def main() -> None:
-    """Runs the command line; a ValueError or FileNotFoundError becomes one line on standard error and exit status 2."""
+    """Runs the command line; a ValueError or OSError becomes one line on standard error and exit status 2."""
     warnings.showwarning = lambda message, *_args, **_kwargs: print(f"skipjax: warning: {message}", file=sys.stderr)
     try:
         app()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"skipjax: {error}", file=sys.stderr)
         sys.exit(2)
 

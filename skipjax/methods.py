@@ -24,7 +24,17 @@ class Method(Protocol):
         """The plan of `steps` decode steps. Needs a resolved method."""
 
     def target_speedup(self, num_layers: int) -> float:
-        """Layers of the full model over the mean depth the method aims at."""
+        """Layers of the full model over the depth the method aims at: the midpoint of a schedule's two depths."""
+
+
+def checked(method: Method | None, num_layers: int) -> Method:
+    """The method, `Full()` for None. Raises ValueError if it is none, or not one for `num_layers` layers."""
+    if method is None:
+        return Full()
+    if isinstance(method, type) or not hasattr(method, "plan"):
+        raise ValueError(f"method must be a decoding method such as Full() or SkipDecode(...), got {method!r}")
+    method.check(num_layers)
+    return method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +61,12 @@ class SkipDecode:
     A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all.
 
     Attributes:
-      max_depth: layers of decode step 0 (warm-up layers counted in), at most the model's number of layers.
-      min_depth: layers from step `horizon` on; at least warmup_layers + 1, since the last layer always runs.
+      max_depth: most layers of a decode step (warm-up layers counted in), at most the model's number of layers.
+      min_depth: fewest layers; at least warmup_layers + 1, since the last layer always runs.
       warmup_layers: bottom layers that always run; 1 in every published configuration.
       horizon: decode steps over which the depth falls; None follows `max_new_tokens`, so a new budget is a new program.
-      shape: how it falls, a key of `skipjax.schedules.SHAPES`: "linear" (the paper's), "cosine", "step" or "constant".
+      shape: how it falls from max_depth at step 0 to min_depth from step `horizon` on, a key of
+        `skipjax.schedules.SHAPES`: "linear" (the paper's), "cosine", "step"; or "constant", the midpoint of the two.
     """
 
     max_depth: int
@@ -89,7 +100,7 @@ class SkipDecode:
         (3x), 10/6 (4x), 8/5. A speed-up of 1 is full depth.
         Raises ValueError if fewer than warmup_layers + 1 layers would be left.
         """
-        checks.integer("num_layers", num_layers, 1)
+        checks.integer("num_layers", num_layers, 2)
         checks.integer("warmup_layers", warmup_layers, 0, num_layers - 1)
         checks.real("speedup", speedup, 1.0)
         midpoint = num_layers / speedup

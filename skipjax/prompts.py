@@ -15,7 +15,7 @@ Prompt = str | Sequence[int]
 
 def encode_prompts(lm: LanguageModel, prompts: Sequence[Prompt] | np.ndarray, max_new_tokens: int) -> list[list[int]]:
     """Token ids of each prompt, checked: ids in the vocabulary, none empty, all within the model's positions."""
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence | np.ndarray):
         raise ValueError(f"prompts must be a list of texts or of token-id lists, got {prompts!r:.80}")
     if len(prompts) == 0:
         raise ValueError("prompts must hold at least one prompt, got an empty list")

@@ -49,11 +49,10 @@ class Recorded:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Recorded:
         """Inverse of `to_json`. Raises ValueError for an unknown method or fields it does not have."""
-        fields = {name: value for name, value in data.items() if name not in ("method", "speedup_range")}
-        kind = _METHODS.get(data.get("method", ""))
         try:
-            method = kind(**fields)  # type: ignore[misc]
-        except TypeError:
+            fields = dict(data)
+            kind, span = _METHODS[fields.pop("method")], fields.pop("speedup_range")
+            low, high = (1.0, 1.0) if span is None else map(float, span)
+            return cls(kind(**fields), None if span is None else (low, high))
+        except (KeyError, TypeError, ValueError):
             raise ValueError(f"recorded method: {data!r} is not one this version knows") from None
-        span = data.get("speedup_range")
-        return cls(method, None if span is None else (float(span[0]), float(span[1])))

@@ -30,9 +30,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checks.real("temperature", self.temperature, 0.0)
+        checks.real("temperature", self.temperature, 0.0, 1e6)
         checks.real("top_p", self.top_p, 0.0, 1.0, above=True)
-        checks.integer("top_k", self.top_k, 0)
+        checks.integer("top_k", self.top_k, 0, 2**31 - 1)
         checks.integer("seed", self.seed, 0, 2**32 - 1)
 
 
@@ -70,7 +70,9 @@ def next_tokens(logits: jax.Array, numbers: SamplingNumbers, keys: jax.Array, in
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def sampled():
-        kept = keep_likely(logits / numbers.temperature, numbers.top_k, numbers.top_p)
+        # The largest logit becomes 0, which no temperature turns into infinity.
+        centred = logits - jnp.max(logits, axis=-1, keepdims=True)
+        kept = keep_likely(centred / numbers.temperature, numbers.top_k, numbers.top_p)
         step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         return jax.vmap(jax.random.categorical)(step_keys, kept).astype(jnp.int32)
 
@@ -91,7 +93,8 @@ def keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Ar
     logits = jnp.where(order >= cut, logits, -jnp.inf)
     probabilities = jax.nn.softmax(logits, axis=-1)
     # top_p = 1 must keep all, whatever float32 sums to.
-    cut = jnp.where(top_p < 1, _largest_cut(order, probabilities, top_p), jnp.uint32(0))
+    wanted = jnp.maximum(top_p, jnp.finfo(jnp.float32).tiny)  # a top_p that rounds to 0 still keeps one token
+    cut = jnp.where(top_p < 1, _largest_cut(order, probabilities, wanted), jnp.uint32(0))
     return jnp.where(order >= cut, logits, -jnp.inf)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from skipjax import checks
 from skipjax.config import DecoderConfig
 from skipjax.decoder import Params, ends_of, teacher_forced
-from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, Method
+from skipjax.language_model import LanguageModel, checked_model
+from skipjax.methods import Full, Method, checked
 from skipjax.prompts import encode_prompts, pad_token
 
 
@@ -39,8 +39,7 @@ def forward(
     Raises:
       ValueError: as `generate`, and for a prompt_length outside 1..len(row).
     """
-    method = method or Full()
-    method.check(lm.config.num_layers)
+    method = checked(method, checked_model(lm).config.num_layers)
     rows = encode_prompts(lm, token_ids, 0)
     lengths = [len(row) for row in rows]
     if prompt_length is None:
@@ -48,7 +47,8 @@ def forward(
             raise ValueError(f"prompt_length must say where the generated columns begin, for {method}")
         prompts = lengths
     else:
-        given = list(prompt_length) if isinstance(prompt_length, Sequence | np.ndarray) else [prompt_length] * len(rows)
+        array = np.asarray(prompt_length)
+        given = list(array) if array.ndim else [array[()]] * len(rows)
         if len(given) != len(rows):
             raise ValueError(f"prompt_length must be one number or {len(rows)}, one per row, got {len(given)}")
         prompts = [checks.integer("prompt_length", n, 1, length) for n, length in zip(given, lengths, strict=True)]

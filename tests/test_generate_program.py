@@ -71,7 +71,7 @@ def test_report_names_the_method_and_its_depths(model, monkeypatch, capsys):
         monkeypatch, capsys, "generate", "abc", "--model", model, "--method", "full", "--max-new-tokens", "9"
     )
     assert status == 0
-    assert "layers per token: 4x" in out
+    assert "layers x tokens: 4x" in out
     assert "Full: 4.0 of 4 layers per token" in out
 
 
@@ -112,7 +112,7 @@ MISTAKES = [
     (["--max-depth", "9", "--min-depth", "2", "x"], "max_depth must be at most the model's 4 layers, got 9"),
     (["--speedup", "0.2", "x"], "speedup must be a number at least 1, got 0.2"),
     (["--batch-size", "0", "x"], "--batch-size must be an integer of at least 1, got 0"),
-    (["--temperature", "-1", "x"], "temperature must be a number at least 0, got -1.0"),
+    (["--temperature", "-1", "x"], "temperature must be a number at least 0 and at most 1e+06, got -1.0"),
     (["--top-p", "2", "x"], "top_p must be a number above 0 and at most 1, got 2.0"),
     (["--max-new-tokens", "100", "x"], "prompt 0 has 1 tokens; with max_new_tokens=100 that is beyond the model's 64"),
     ([], "nothing to continue: give a prompt"),

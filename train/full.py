@@ -1,6 +1,6 @@
 """Ordinary fine-tuning: every layer for every token.
 
-skipjax train full --model M --data train.csv --prompt-template "{mr} -> " --target-column ref \
+skipjax train full --model M --data train.csv --prompt-template "{mr} ->" --target-column ref \
     --steps 1000 --batch-size 16 --learning-rate 3e-4 --out DIR
 """
 

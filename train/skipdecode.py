@@ -1,6 +1,6 @@
 """Fine-tuning for SkipDecode: each layer sees the tokens it will see when decoding.
 
-skipjax train skipdecode --speedup 2 --model M --data train.csv --prompt-template "{mr} -> " --target-column ref \
+skipjax train skipdecode --speedup 2 --model M --data train.csv --prompt-template "{mr} ->" --target-column ref \
     --steps 1000 --batch-size 16 --learning-rate 3e-4 --out DIR
 """
 
@@ -57,7 +57,10 @@ def skipdecode(
     keep: flags.Keep = 2,
     resume: flags.Resume = False,
 ) -> None:
-    """Fine-tune for one SkipDecode schedule, or for a range of speed-ups with one schedule drawn per batch."""
+    """Fine-tune for a SkipDecode schedule, or several.
+
+    With --speedup-range each batch draws one schedule of the range, so that one checkpoint serves all of them.
+    """
     given = dict(locals())
     from skipjax import training
 

@@ -1,6 +1,6 @@
 """Trains a byte-level BPE tokenizer on the prompts and targets of a data set, for models trained from scratch.
 
-skipjax train tokenizer --data train.csv --prompt-template "{mr} -> " --target-column ref --vocab-size 2048 --out DIR
+skipjax train tokenizer --data train.csv --prompt-template "{mr} ->" --target-column ref --vocab-size 2048 --out DIR
 """
 
 from __future__ import annotations
