@@ -19,6 +19,7 @@ from skipjax.methods import Full, SkipDecode
 from skipjax.prompts import bucket, pad_left
 from skipjax.recorded import Recorded
 from skipjax.sampling import Sampling
+from skipjax.teacher_forcing import forward
 
 pytestmark = pytest.mark.filterwarnings("ignore:this checkpoint records no schedule")
 
@@ -265,6 +266,9 @@ BAD = [
     ({"max_new_tokens": 0}, "max_new_tokens must be an integer of at least 1, got 0"),
     ({"max_new_tokens": "9"}, "max_new_tokens must be an integer of at least 1, got '9'"),
     ({"method": "skipdecode"}, "method must be a decoding method"),
+    ({"method": SkipDecode}, "method must be a decoding method"),
+    ({"method": 0}, "method must be a decoding method"),
+    ({"prompts": b"abc"}, "prompts must be a list"),
     ({"method": SkipDecode(5, 2)}, "max_depth must be at most the model's 4 layers, got 5"),
     ({"sampling": 0.7}, "sampling must be a Sampling"),
 ]
@@ -282,6 +286,12 @@ def test_bad_requests_are_refused_before_anything_is_compiled(change, said):
             sampling=arguments["sampling"],
         )
     assert compiled == [0]
+
+
+@pytest.mark.parametrize("call", [generate, stream, forward])
+def test_a_name_is_not_a_model(call):
+    with pytest.raises(ValueError, match=r"lm must be a model from skipjax.load\(...\), got 'facebook/opt-125m'"):
+        call("facebook/opt-125m", [[3]])
 
 
 def test_streaming_without_a_tokenizer_is_refused():

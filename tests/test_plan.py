@@ -125,6 +125,21 @@ def test_recorded_method_covers_what_it_was_trained_for():
         assert Recorded.from_json(one.to_json()) == one
 
 
-def test_recorded_method_of_another_version_is_refused():
-    with pytest.raises(ValueError, match="recorded method"):
-        Recorded.from_json({"method": "calm", "threshold": 0.9})
+GOOD = Recorded(SkipDecode(8, 4, horizon=48), (1.0, 3.0)).to_json()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        3,
+        {},
+        {"method": "calm", "threshold": 0.9},
+        {**GOOD, "method": ["full"]},
+        {**GOOD, "speedup_range": [1]},
+        {**GOOD, "max_depth": 0},
+        {**GOOD, "depth": 3},
+    ],
+)
+def test_damaged_or_newer_records_are_refused(data):
+    with pytest.raises(ValueError, match=r"recorded method: .* is not one this version knows"):
+        Recorded.from_json(data)
