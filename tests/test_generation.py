@@ -277,9 +277,10 @@ BAD = [
 @pytest.mark.parametrize(("change", "said"), BAD)
 def test_bad_requests_are_refused_before_anything_is_compiled(change, said):
     arguments = {"prompts": [[3]], "method": Full(), "max_new_tokens": 9, "sampling": None} | change
+    lm = tiny_lm()
     with counting() as compiled, pytest.raises(ValueError, match=said):
         generate(
-            tiny_lm(),
+            lm,
             arguments["prompts"],
             arguments["method"],
             max_new_tokens=arguments["max_new_tokens"],
