@@ -52,10 +52,14 @@ def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> Decode
     return DecoderConfig(**{**fields, **changes})
 
 
-@functools.cache
 def tiny_lm(family: str = "llama", execution: Execution = "unrolled", num_layers: int = 4) -> LanguageModel:
     """One model per process and kind, so that its compiled programs are shared by tests. Weights are drawn wide enough
     for tokens to differ clearly."""
+    return _tiny_lm(family, execution, num_layers)
+
+
+@functools.cache  # by position: a call with defaults is the same model as one that spells them out
+def _tiny_lm(family: str, execution: Execution, num_layers: int) -> LanguageModel:
     config = tiny_config(family, num_layers)
     params = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim > 1 else leaf, init_params(config, 7))
     return LanguageModel(config, stack_layers(params) if execution == "scanned" else params)
