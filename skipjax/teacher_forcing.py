@@ -48,7 +48,7 @@ def forward(
         prompts = lengths
     else:
         array = np.asarray(prompt_length)
-        given = list(array) if array.ndim else [array[()]] * len(rows)
+        given = array.tolist() if array.ndim else [array.item()] * len(rows)
         if len(given) != len(rows):
             raise ValueError(f"prompt_length must be one number or {len(rows)}, one per row, got {len(given)}")
         prompts = [checks.integer("prompt_length", n, 1, length) for n, length in zip(given, lengths, strict=True)]
