@@ -38,9 +38,7 @@ def load(
     if mesh is not None:
         raise ValueError(f"mesh must be None, sharded models are not supported yet, got {mesh!r}")
     resolved = resolve_dtype(dtype)
-    checks.choice("execution", execution, ("auto", "unrolled", "scanned"))
-    scanned = execution == "scanned" or (execution == "auto" and jax.default_backend() != "cpu")
-    form: Execution = "scanned" if scanned else "unrolled"
+    form = resolve_execution(execution)
     if path is None:
         if not (EMBEDDED / "config.json").is_file():
             raise FileNotFoundError("path must be given, since this installation of skipjax has no embedded model")
@@ -64,6 +62,13 @@ def load(
 def is_checkpoint(directory: Path) -> bool:
     """Whether skipjax's own format is in a directory. A Hugging Face directory can hold a skipjax.json as well."""
     return (directory / "checkpoints").is_dir() and (directory / huggingface.RECORD_FILE).is_file()
+
+
+def resolve_execution(execution: str) -> Execution:
+    """The form of an `execution` argument. Raises ValueError for any but "auto", "unrolled" and "scanned"."""
+    checks.choice("execution", execution, ("auto", "unrolled", "scanned"))
+    scanned = execution == "scanned" or (execution == "auto" and jax.default_backend() != "cpu")
+    return "scanned" if scanned else "unrolled"
 
 
 def resolve_dtype(dtype: Any) -> np.dtype:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from skipjax import checks, families
 from skipjax.config import DecoderConfig
 from skipjax.decoder import init_params, stack_layers
 from skipjax.language_model import LanguageModel
-from skipjax.loading import resolve_dtype
+from skipjax.loading import resolve_dtype, resolve_execution
 
 _OPT = {
     "model_type": "opt",
@@ -96,8 +94,6 @@ def shape_config(name: str) -> DecoderConfig:
 
 def random_model(config: DecoderConfig, *, dtype: Any = "auto", execution: str = "auto") -> LanguageModel:
     """A model with random weights and without a tokenizer; `dtype` and `execution` as in `skipjax.load`."""
-    checks.choice("execution", execution, ("auto", "unrolled", "scanned"))
+    form = resolve_execution(execution)
     params = init_params(config, 0, resolve_dtype(dtype))
-    if execution == "scanned" or (execution == "auto" and jax.default_backend() != "cpu"):
-        params = stack_layers(params)
-    return LanguageModel(config, params)
+    return LanguageModel(config, stack_layers(params) if form == "scanned" else params)
