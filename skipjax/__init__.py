@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "DecoderConfig",
+    "ModelConfig",
     "Full",
     "Generation",
     "LanguageModel",
@@ -35,7 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from skipjax.checkpoint import save
-    from skipjax.config import DecoderConfig, RopeConfig
+    from skipjax.config import ModelConfig, RopeConfig
     from skipjax.generation import Generation, Stats, generate, stream
     from skipjax.huggingface import export_hf
     from skipjax.language_model import LanguageModel
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from skipjax.teacher_forcing import forward
 else:
     _HOMES = {
-        "DecoderConfig": "config",
+        "ModelConfig": "config",
         "Full": "methods",
         "Generation": "generation",
         "LanguageModel": "language_model",

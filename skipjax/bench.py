@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from skipjax import checks
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.generation import Stats, generate
 from skipjax.language_model import LanguageModel
 from skipjax.settings import Setting, against_full
@@ -43,7 +43,7 @@ class Workload:
         checks.integer("max_new_tokens", self.max_new_tokens, 2)
         checks.integer("repeats", self.repeats, 1)
 
-    def check(self, config: DecoderConfig) -> None:
+    def check(self, config: ModelConfig) -> None:
         """Raises ValueError if it does not fit a model; no weights need to exist."""
         if self.prompt_length + self.max_new_tokens > config.max_positions:
             raise ValueError(

@@ -22,7 +22,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Execution, Params, abstract_params, execution_of, stack_layers, unstack_layers
 from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
@@ -52,7 +52,7 @@ def save(lm: LanguageModel, directory: str | Path) -> None:
     try:
         write_description(lm, fresh)
         with open_manager(fresh, use="save") as manager:
-            save_step(manager, 0, unrolled(lm.params, lm.config))
+            save_step(manager, 0, unrolled(lm.params))
         if directory.exists():
             directory.rename(old)
         fresh.rename(directory)
@@ -66,9 +66,9 @@ def _replaceable(directory: Path) -> bool:
     return not names or (DESCRIPTION in names and names <= {DESCRIPTION, TOKENIZER, CHECKPOINTS})
 
 
-def unrolled(params: Params, config: DecoderConfig) -> Params:
+def unrolled(params: Params) -> Params:
     """The form in which parameters are stored."""
-    return params if execution_of(params) == "unrolled" else unstack_layers(params, config.num_layers)
+    return params if execution_of(params) == "unrolled" else unstack_layers(params)
 
 
 def write_description(lm: LanguageModel, directory: Path, dtype: str | None = None) -> None:
@@ -114,7 +114,7 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
             f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
         )
     try:
-        config = DecoderConfig.from_json(description["config"])
+        config = ModelConfig.from_json(description["config"])
         recorded = None if description["recorded"] is None else Recorded.from_json(description["recorded"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: damaged ({error})") from None

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from skipjax import checks, programs
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.language_model import LanguageModel, checked_model
 from skipjax.methods import Full, Method, checked
 from skipjax.plan import Plan
@@ -223,7 +223,7 @@ class _Job:
 
 
 def _request(
-    config: DecoderConfig, rows: list[list[int]], padding: np.ndarray, sampling: Sampling, stop_at_eos: bool
+    config: ModelConfig, rows: list[list[int]], padding: np.ndarray, sampling: Sampling, stop_at_eos: bool
 ) -> programs.Request:
     fill = len(padding) - len(rows)
     seen: collections.Counter[int] = collections.Counter()

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from skipjax import families
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Execution, Params
 from skipjax.json_files import read_json, read_optional_json, write_json
 from skipjax.language_model import LanguageModel
@@ -29,7 +29,7 @@ _ROWS = 4096  # rows of two tables compared at a time
 
 def load_huggingface(
     directory: str | Path, dtype: Any, execution: Execution
-) -> tuple[DecoderConfig, Params, Tokenizer | None, Recorded | None]:
+) -> tuple[ModelConfig, Params, Tokenizer | None, Recorded | None]:
     """Reads a Hugging Face directory.
 
     Weights are read tensor by tensor and cast to `dtype`, so beside the parameters only one tensor is in host memory at
@@ -54,7 +54,7 @@ def load_huggingface(
     return config, params, Tokenizer.from_directory(directory), recorded
 
 
-def _read_params(directory: Path, config: DecoderConfig, dtype: np.dtype, execution: Execution) -> Params:
+def _read_params(directory: Path, config: ModelConfig, dtype: np.dtype, execution: Execution) -> Params:
     weights = list(families.weight_names(config))
     stored = _matched(directory, config, {name: shape for _, names, shape in weights for name in names})
     layers: Any = {} if execution == "scanned" else [{} for _ in range(config.num_layers)]
@@ -98,7 +98,7 @@ def _read_cast(tensor: StoredTensor, dtype: np.dtype) -> np.ndarray:
         ) from None
 
 
-def _matched(directory: Path, config: DecoderConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
+def _matched(directory: Path, config: ModelConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
     """The stored tensors by their full Hugging Face names, exactly the `expected` ones.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Execution, Params, execution_of
 from skipjax.recorded import Recorded
 
@@ -28,7 +28,7 @@ class LanguageModel:
       warned: methods that the user has been told these weights were not trained for.
     """
 
-    config: DecoderConfig
+    config: ModelConfig
     params: Params = dataclasses.field(repr=False)
     tokenizer: Tokenizer | None = None
     recorded: Recorded | None = None

@@ -9,17 +9,22 @@ H head size, D model, F feed-forward, V vocabulary, E embedding width, L layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from skipjax.config import DecoderConfig, RopeConfig
+from skipjax.config import ModelConfig, RelativePositions, RopeConfig
 
 # (query [B, T, N, H], key [B, T, K, H], value [B, T, K, H]) -> (mixed values [B, T, N, H], anything to carry out)
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+# (the layer's cross-attention, query [B, T, N, H]) -> mixed values of the encoder's states [B, T, N, H]
+Recall = Callable[["CrossAttention", jax.Array], jax.Array]
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -46,7 +51,7 @@ class Linear(nnx.Module):
 class Norm(nnx.Module):
     """LayerNorm or RMSNorm over the last axis, computed in float32, returned in the input's dtype."""
 
-    def __init__(self, config: DecoderConfig, size: int):
+    def __init__(self, config: ModelConfig, size: int):
         self.epsilon = config.norm_epsilon
         self.centred = config.norm == "layer"
         self.scale = nnx.Param(jnp.ones(size)) if config.norm_affine else None
@@ -68,7 +73,7 @@ class Norm(nnx.Module):
 class Attention(nnx.Module):
     """Query, key, value and output projections, with rotary embedding where the config has one."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.head_size = config.head_size
         width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
         self.query = Linear(config.hidden_size, width, config.qkv_bias, rngs=rngs)
@@ -86,10 +91,32 @@ class Attention(nnx.Module):
         return self.output(mixed.reshape(*x.shape[:-1], -1)), carried
 
 
+class CrossAttention(nnx.Module):
+    """Attention of an encoder-decoder model's decoder to the encoder's states, which stay as they are while decoding."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.head_size = config.head_size
+        width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        self.query = Linear(config.hidden_size, width, config.qkv_bias, rngs=rngs)
+        self.key = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
+        self.value = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
+        residual_scale = INITIAL_SCALE / (2 * config.num_layers) ** 0.5
+        self.output = Linear(width, config.hidden_size, config.output_bias, scale=residual_scale, rngs=rngs)
+
+    def keys_and_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of the encoder's states [B, S, D]: two [B, S, K, H]."""
+        heads = (*states.shape[:-1], -1, self.head_size)
+        return self.key(states).reshape(heads), self.value(states).reshape(heads)
+
+    def __call__(self, x: jax.Array, recall: Recall) -> jax.Array:
+        query = self.query(x).reshape(*x.shape[:-1], -1, self.head_size)
+        return self.output(recall(self, query).reshape(*x.shape[:-1], -1))
+
+
 class FeedForward(nnx.Module):
     """down(act(up(x))), or down(act(gate(x)) * up(x)) where gated."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.activation = config.activation
         self.gate = Linear(config.hidden_size, config.ffn_size, config.mlp_bias, rngs=rngs) if config.gated else None
         self.up = Linear(config.hidden_size, config.ffn_size, config.mlp_bias, rngs=rngs)
@@ -103,20 +130,29 @@ class FeedForward(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One decoder layer. How keys and values are kept and found again is the caller's: `attend` does it."""
+    """One layer. How keys and values are kept and found again is the caller's: `attend` does it, and `recall` for the
+    cross-attention that the decoder of an encoder-decoder model has."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.norm_before = config.norm_before
         self.attention_norm = Norm(config, config.hidden_size)
         self.attention = Attention(config, rngs=rngs)
+        crossing = config.encoder_layers is not None
+        self.cross_norm = Norm(config, config.hidden_size) if crossing else None
+        self.cross_attention = CrossAttention(config, rngs=rngs) if crossing else None
         self.ffn_norm = Norm(config, config.hidden_size)
         self.ffn = FeedForward(config, rngs=rngs)
 
-    def __call__(self, h: jax.Array, rotation: Rotation | None, attend: Attend) -> tuple[jax.Array, Any]:
+    def __call__(
+        self, h: jax.Array, rotation: Rotation | None, attend: Attend, recall: Recall | None = None
+    ) -> tuple[jax.Array, Any]:
         """h [B, T, D] -> (h [B, T, D], whatever `attend` carried out)."""
         if self.norm_before:
             mixed, carried = self.attention(self.attention_norm(h), rotation, attend)
             h = h + mixed
+            if self.cross_attention is not None and self.cross_norm is not None:
+                assert recall is not None, "a layer with cross-attention needs the encoder's states"
+                h = h + self.cross_attention(self.cross_norm(h), recall)
             return h + self.ffn(self.ffn_norm(h)), carried
         mixed, carried = self.attention(h, rotation, attend)
         h = self.attention_norm(h + mixed)
@@ -126,15 +162,15 @@ class Block(nnx.Module):
 class Ends(nnx.Module):
     """Everything of a decoder that is not a block: embeddings before, final norm and LM head after."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.offset = config.position_offset
+        self.head_scale = config.hidden_size**-0.5 if config.scale_head else None
         projected = config.embed_size != config.hidden_size
-        self.tokens = nnx.Param(
-            INITIAL_SCALE * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size))
-        )
-        shape = (config.max_positions + config.position_offset, config.hidden_size)
-        learned = config.rope is None
-        self.positions = nnx.Param(INITIAL_SCALE * jax.random.normal(rngs.params(), shape)) if learned else None
+        # Where the head divides by sqrt(D), embeddings of size 1 give logits of size 1, as in T5.
+        scale = 1.0 if config.scale_head else INITIAL_SCALE
+        self.tokens = nnx.Param(scale * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size)))
+        self.positions = nnx.Param(_initial_positions(config, rngs)) if config.learned_positions else None
+        self.relative_bias = nnx.Param(_initial_bias(config, rngs)) if config.relative is not None else None
         self.project_in = Linear(config.embed_size, config.hidden_size, False, rngs=rngs) if projected else None
         self.final_norm = Norm(config, config.hidden_size) if config.final_norm else None
         self.project_out = Linear(config.hidden_size, config.embed_size, False, rngs=rngs) if projected else None
@@ -149,14 +185,62 @@ class Ends(nnx.Module):
             h = h + self.positions[...][positions + self.offset]
         return h
 
+    def normed(self, h: jax.Array) -> jax.Array:
+        """The final norm, where the model has one."""
+        return h if self.final_norm is None else self.final_norm(h)
+
     def logits(self, h: jax.Array) -> jax.Array:
         """h [..., D] after the last layer run -> float32 logits [..., V]."""
-        if self.final_norm is not None:
-            h = self.final_norm(h)
+        return self.head_logits(self.normed(h))
+
+    def head_logits(self, h: jax.Array) -> jax.Array:
+        """The LM head alone: normed h [..., D] -> float32 logits [..., V]."""
+        if self.head_scale is not None:
+            h = h * jnp.asarray(self.head_scale, h.dtype)
         if self.project_out is not None:
             h = self.project_out(h)
         weight = self.tokens[...] if self.head is None else self.head.weight[...]
         return jnp.einsum("...e,ve->...v", h, weight, preferred_element_type=jnp.float32)
+
+
+class EncoderEnds(nnx.Module):
+    """Everything of an encoder that is not a block and not the token embedding, which is the decoder's."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.relative_bias = None if config.relative is None else nnx.Param(_initial_bias(config, rngs))
+        self.final_norm = Norm(config, config.hidden_size)
+
+
+def _initial_positions(config: ModelConfig, rngs: nnx.Rngs) -> jax.Array:
+    assert config.max_positions is not None, "a table of positions has an end"
+    shape = (config.max_positions + config.position_offset, config.hidden_size)
+    return INITIAL_SCALE * jax.random.normal(rngs.params(), shape)
+
+
+def _initial_bias(config: ModelConfig, rngs: nnx.Rngs) -> jax.Array:
+    assert config.relative is not None
+    return INITIAL_SCALE * jax.random.normal(rngs.params(), (config.relative.buckets, config.num_heads))
+
+
+class ExitHead(nnx.Module):
+    """What one exit has of its own; see `skipjax.config.ExitHeads`. It starts as the shared head: a copy of the final
+    norm has to be put in by whoever makes it, and the adapter's second factor is zero."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        heads = config.exit_heads
+        assert heads is not None
+        size, rank = config.hidden_size, heads.adapter_rank
+        self.norm = Norm(config, size) if heads.norm and config.final_norm else None
+        self.down = Linear(size, rank, False, rngs=rngs) if rank else None
+        self.up = Linear(rank, size, False, scale=0.0, rngs=rngs) if rank else None
+        self.classifier = Linear(size, 1, True, rngs=rngs) if heads.classifier else None
+
+    def normed(self, h: jax.Array, ends: Ends) -> jax.Array:
+        """h [..., D] after the exit's layer -> what the shared LM head takes."""
+        h = ends.normed(h) if self.norm is None else self.norm(h)
+        if self.down is not None and self.up is not None:
+            h = h + self.up(self.down(h))
+        return h
 
 
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, float32 [B, T, 1, H/2]
@@ -182,3 +266,44 @@ def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(x.dtype)
+
+
+def relative_distances(relative: RelativePositions) -> tuple[np.ndarray, np.ndarray]:
+    """Buckets by distance: int32 [max_distance + 1] for looking back in a decoder, and for either direction in an
+    encoder, whose other direction lies buckets / 2 higher. Distances beyond share the last one.
+
+    T5 (arXiv 1910.10683, section 2.1): the nearer half of the buckets holds one distance each, the others
+    logarithmically more. Computed on the host in float32, as the models were trained.
+    """
+
+    def table(buckets: int) -> np.ndarray:
+        exact = buckets // 2
+        distance = np.arange(relative.max_distance + 1, dtype=np.int32)
+        ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
+        span = np.float32(math.log(relative.max_distance / exact))
+        far = exact + (ratio / span * np.float32(buckets - exact)).astype(np.int32)
+        return np.where(distance < exact, distance, np.minimum(far, buckets - 1)).astype(np.int32)
+
+    return table(relative.buckets), table(relative.buckets // 2)
+
+
+def relative_bias(
+    table: jax.Array, relative: RelativePositions, query: jax.Array, key: jax.Array, *, both_ways: bool
+) -> jax.Array:
+    """T5's addition to attention scores.
+
+    Args:
+      table: [buckets, N], learned.
+      query, key: columns, int32 [B or 1, T] and [S]; only their differences matter.
+      both_ways: an encoder's, else a decoder's (keys ahead of the query are masked anyway).
+    Returns:
+      float32 [B or 1, N, T, S].
+    """
+    back, either = relative_distances(relative)
+    ahead = key[None, None, :] - query[:, :, None]
+    if both_ways:
+        distance = jnp.minimum(jnp.abs(ahead), relative.max_distance)
+        bucket = jnp.asarray(either)[distance] + jnp.where(ahead > 0, relative.buckets // 2, 0)
+    else:
+        bucket = jnp.asarray(back)[jnp.clip(-ahead, 0, relative.max_distance)]
+    return jnp.moveaxis(table[bucket], -1, 1).astype(jnp.float32)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from skipjax.attention import attention, causal, up_to
 from skipjax.cache import KVCache
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Params, ends_of, execution_of, rotation_at, run_layers
 from skipjax.plan import Plan, Segment, layer_groups
 from skipjax.sampling import SamplingNumbers, next_tokens
@@ -62,7 +62,7 @@ class DecodeState:
 
 
 @functools.partial(jax.jit, static_argnames=("config", "plan"))
-def prefill(config: DecoderConfig, plan: Plan, params: Params, prompts: jax.Array, request: Request) -> DecodeState:
+def prefill(config: ModelConfig, plan: Plan, params: Params, prompts: jax.Array, request: Request) -> DecodeState:
     """Runs the prompts at full depth, fills the cache of the layers that decode steps will use, and draws token 0.
 
     Args:
@@ -97,7 +97,7 @@ def prefill(config: DecoderConfig, plan: Plan, params: Params, prompts: jax.Arra
 
 @functools.partial(jax.jit, static_argnames=("config", "plan", "prompt_length"), donate_argnames=("state",))
 def decode(
-    config: DecoderConfig,
+    config: ModelConfig,
     plan: Plan,
     prompt_length: int,
     params: Params,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.language_model import LanguageModel
 
 Prompt = str | Sequence[int]
@@ -74,7 +74,7 @@ def pad_left(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np
     return padded, padding
 
 
-def pad_token(config: DecoderConfig) -> int:
+def pad_token(config: ModelConfig) -> int:
     """The id written after the end of a row: the checkpoint's pad token, else its first end of sequence, else 0."""
     if config.pad_id is not None:
         return config.pad_id

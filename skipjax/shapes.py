@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from skipjax import checks, families
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import init_params, stack_layers
 from skipjax.language_model import LanguageModel
 from skipjax.loading import resolve_dtype, resolve_execution
@@ -87,12 +87,12 @@ _FIELDS: dict[str, dict[str, Any]] = {
 SHAPES = tuple(_FIELDS)
 
 
-def shape_config(name: str) -> DecoderConfig:
+def shape_config(name: str) -> ModelConfig:
     """The config of a shape. Raises ValueError for a name that is not in `SHAPES`."""
     return families.from_huggingface(_FIELDS[checks.choice("shape", name, SHAPES)])
 
 
-def random_model(config: DecoderConfig, *, dtype: Any = "auto", execution: str = "auto") -> LanguageModel:
+def random_model(config: ModelConfig, *, dtype: Any = "auto", execution: str = "auto") -> LanguageModel:
     """A model with random weights and without a tokenizer; `dtype` and `execution` as in `skipjax.load`."""
     form = resolve_execution(execution)
     params = init_params(config, 0, resolve_dtype(dtype))

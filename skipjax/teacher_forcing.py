@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from skipjax import checks
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Params, ends_of, teacher_forced
 from skipjax.language_model import LanguageModel, checked_model
 from skipjax.methods import Full, Method, checked
@@ -70,7 +70,7 @@ def forward(
 
 @functools.partial(jax.jit, static_argnames=("config", "columns"))
 def _logits(
-    config: DecoderConfig, columns: tuple[int, ...], params: Params, tokens: jax.Array, padding: jax.Array
+    config: ModelConfig, columns: tuple[int, ...], params: Params, tokens: jax.Array, padding: jax.Array
 ) -> jax.Array:
     """float32 [B, C, V] for left-padded tokens int32 [B, C]."""
     return ends_of(config, params).logits(teacher_forced(config, params, tokens, padding, columns)).astype(jnp.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from skipjax.config import DecoderConfig, RopeConfig
+from skipjax.config import ModelConfig, RopeConfig
 from skipjax.decoder import Execution, init_params, stack_layers
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Method
@@ -18,7 +18,7 @@ from skipjax.teacher_forcing import forward
 GOLDEN_FAMILIES = ("llama", "opt")
 
 
-def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> DecoderConfig:
+def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> ModelConfig:
     """97 tokens, D 32, 4 heads of 8; "llama" has 2 key/value heads, RoPE, an untied head, "opt" learned positions."""
     llama = family == "llama"
     fields = {
@@ -49,7 +49,7 @@ def tiny_config(family: str = "llama", num_layers: int = 4, **changes) -> Decode
         "eos_ids": (2,),
         "pad_id": 1,
     }
-    return DecoderConfig(**{**fields, **changes})
+    return ModelConfig(**{**fields, **changes})
 
 
 def tiny_lm(family: str = "llama", execution: Execution = "unrolled", num_layers: int = 4) -> LanguageModel:

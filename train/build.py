@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from skipjax import checks, training
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 
 SOURCES = (
     *("model", "init", "tokenizer", "data", "split", "limit", "prompt_template", "target_column"),
@@ -19,7 +19,7 @@ SOURCES = (
 )
 
 
-def start(flags: dict[str, Any], depths_of: Callable[[DecoderConfig, int], training.Depths]) -> None:
+def start(flags: dict[str, Any], depths_of: Callable[[ModelConfig, int], training.Depths]) -> None:
     """Runs training. `depths_of(config, tokens of the longest target)` makes the schedules."""
     quiet()
     optimizer = training.OptimizerSettings(

@@ -1,4 +1,4 @@
-"""Model families: how each Hugging Face `model_type` maps onto `DecoderConfig` and the parameter tree, both ways.
+"""Model families: how each Hugging Face `model_type` maps onto `ModelConfig` and the parameter tree, both ways.
 
 A family is a module with a strict translation of its config (`from_huggingface`, `to_huggingface`) and a table of
 weight names (`WEIGHTS`). To add one, write such a module and list it in `FAMILIES`. Weights are kept as Hugging Face
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 
 from skipjax import decoder
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.families import llama, opt
 
 
@@ -32,9 +32,9 @@ class Family(Protocol):
     PREFIXES: tuple[str, ...]
     LEFT_OVERS: tuple[str, ...]
 
-    def from_huggingface(self, data: dict[str, Any]) -> DecoderConfig: ...
+    def from_huggingface(self, data: dict[str, Any]) -> ModelConfig: ...
 
-    def to_huggingface(self, config: DecoderConfig) -> dict[str, Any]: ...
+    def to_huggingface(self, config: ModelConfig) -> dict[str, Any]: ...
 
 
 FAMILIES: dict[str, Family] = {llama.MODEL_TYPE: llama, opt.MODEL_TYPE: opt}
@@ -46,7 +46,7 @@ LEAVES = {"weight": "weight", "scale": "weight", "bias": "bias"}
 _GENERATION_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def from_huggingface(data: dict[str, Any], generation: dict[str, Any] | None = None) -> DecoderConfig:
+def from_huggingface(data: dict[str, Any], generation: dict[str, Any] | None = None) -> ModelConfig:
     """Translates a parsed config.json, and the token ids of the generation_config.json beside it if there is one.
 
     Raises:
@@ -64,12 +64,12 @@ def from_huggingface(data: dict[str, Any], generation: dict[str, Any] | None = N
     return FAMILIES[model_type].from_huggingface(data)
 
 
-def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
+def to_huggingface(config: ModelConfig) -> dict[str, Any]:
     """The config.json of `config`; inverse of `from_huggingface`."""
     return FAMILIES[config.family].to_huggingface(config)
 
 
-def weight_names(config: DecoderConfig) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
+def weight_names(config: ModelConfig) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
     """Every parameter, in a fixed order: (our dotted path, Hugging Face's names, shape of one of them).
 
     A path under "ends" has one name, a path under "layers" one per layer.

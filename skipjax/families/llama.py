@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from skipjax import checks
-from skipjax.config import DecoderConfig, RopeConfig
+from skipjax.config import ModelConfig, RopeConfig
 from skipjax.families.fields import Fields, token_id_fields
 
 MODEL_TYPE = "llama"
@@ -47,7 +47,7 @@ _ONLY_VALUES = {
 }
 
 
-def from_huggingface(data: dict[str, Any]) -> DecoderConfig:
+def from_huggingface(data: dict[str, Any]) -> ModelConfig:
     """Translates a parsed config.json. Raises ValueError for any field or value that is not implemented."""
     fields = Fields(data)
     vocab_size = fields.integer("vocab_size")
@@ -70,7 +70,7 @@ def from_huggingface(data: dict[str, Any]) -> DecoderConfig:
     max_positions = fields.integer("max_position_embeddings", 2048)
     attention_bias = fields.flag("attention_bias", False)
     activation = checks.choice("config.json: hidden_act", fields.take("hidden_act", "silu"), ACTIVATIONS)
-    config = DecoderConfig(
+    config = ModelConfig(
         family=MODEL_TYPE,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -146,7 +146,7 @@ def _rope(fields: Fields, max_positions: int) -> RopeConfig:
     return rope
 
 
-def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
+def to_huggingface(config: ModelConfig) -> dict[str, Any]:
     """The config.json that `from_huggingface` reads as `config`, rotary fields in the form both 4 and 5 read."""
     rope = config.rope or RopeConfig()
     scaling: dict[str, Any] | None = None

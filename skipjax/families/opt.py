@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from skipjax import checks
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.families.fields import Fields, token_id_fields
 
 MODEL_TYPE = "opt"
@@ -46,7 +46,7 @@ NORM_EPSILON = 1e-5  # torch.nn.LayerNorm's default, which OPT never changes
 _WITHOUT_EFFECT = frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"})
 
 
-def from_huggingface(data: dict[str, Any]) -> DecoderConfig:
+def from_huggingface(data: dict[str, Any]) -> ModelConfig:
     """Translates a parsed config.json. Raises ValueError for any field or value that is not implemented."""
     fields = Fields(data)
     vocab_size = fields.integer("vocab_size")
@@ -60,7 +60,7 @@ def from_huggingface(data: dict[str, Any]) -> DecoderConfig:
     activation = checks.choice(
         "config.json: activation_function", fields.take("activation_function", "relu"), ACTIVATIONS
     )
-    config = DecoderConfig(
+    config = ModelConfig(
         family=MODEL_TYPE,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -92,7 +92,7 @@ def from_huggingface(data: dict[str, Any]) -> DecoderConfig:
     return config
 
 
-def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
+def to_huggingface(config: ModelConfig) -> dict[str, Any]:
     """The config.json that `from_huggingface` reads as `config`."""
     return {
         "architectures": [ARCHITECTURE],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from skipjax import checks
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.tokenizer import Tokenizer
 
 # Suffix of a local file -> (name of the `datasets` reader, its options). Each may be followed by .gz.
@@ -165,7 +165,7 @@ def prompts_and_targets(rows: Any, prompt_template: str, target_column: str) -> 
     return prompts, [as_text(cell) for cell in cells[target_column]]
 
 
-def end_token(config: DecoderConfig, tokenizer: Tokenizer) -> int:
+def end_token(config: ModelConfig, tokenizer: Tokenizer) -> int:
     """The id that ends a target: the first of `config.eos_ids`. Raises ValueError if the model has none."""
     if not config.eos_ids:
         raise ValueError("model must have an end-of-text token (eos_token_id in its config), it has none")
@@ -175,7 +175,7 @@ def end_token(config: DecoderConfig, tokenizer: Tokenizer) -> int:
 def tokenize(
     rows: Any,
     tokenizer: Tokenizer,
-    config: DecoderConfig,
+    config: ModelConfig,
     *,
     prompt_template: str,
     target_column: str,

@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Params, ends_of, teacher_forced
 from skipjax.training.batches import Batch
 
 
 def target_loss(
-    config: DecoderConfig, params: Params, batch: Batch, kept: tuple[int, ...], *, rematerialise: bool = False
+    config: ModelConfig, params: Params, batch: Batch, kept: tuple[int, ...], *, rematerialise: bool = False
 ) -> tuple[jax.Array, jax.Array]:
     """Sum of the cross-entropy over the target tokens of a batch, and their number (float32 scalars).
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from skipjax.config import DecoderConfig
+from skipjax.config import ModelConfig
 from skipjax.decoder import Params
 from skipjax.training.batches import Batch
 from skipjax.training.loss import in_dtype, target_loss
@@ -29,7 +29,7 @@ class StepOptions:
       accumulate: the batch is run in so many equal parts, one after the other, for one update.
     """
 
-    config: DecoderConfig
+    config: ModelConfig
     kept: tuple[int, ...]
     dtype: str = "float32"
     rematerialise: bool = False

@@ -355,7 +355,7 @@ class _Trainer:
         checkpoint.save_step(
             self.manager,
             self.progress.step,
-            checkpoint.unrolled(self.state.params, self.config),
+            checkpoint.unrolled(self.state.params),
             self.state.optimizer,
             dataclasses.asdict(self.progress),
             validation_loss,
