@@ -15,14 +15,20 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
-    "ModelConfig",
+    "AdaptiveThreshold",
+    "Calm",
+    "ExitHeads",
+    "Free",
     "Full",
     "Generation",
     "LanguageModel",
+    "ModelConfig",
     "Recorded",
+    "RelativePositions",
     "RopeConfig",
     "Sampling",
     "SkipDecode",
+    "StaticExit",
     "Stats",
     "__version__",
     "export_hf",
@@ -34,26 +40,33 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from skipjax.adaptive import AdaptiveThreshold
     from skipjax.checkpoint import save
-    from skipjax.config import ModelConfig, RopeConfig
+    from skipjax.config import ExitHeads, ModelConfig, RelativePositions, RopeConfig
     from skipjax.generation import Generation, Stats, generate, stream
     from skipjax.huggingface import export_hf
     from skipjax.language_model import LanguageModel
     from skipjax.loading import load
-    from skipjax.methods import Full, SkipDecode
+    from skipjax.methods import Calm, Free, Full, SkipDecode, StaticExit
     from skipjax.recorded import Recorded
     from skipjax.sampling import Sampling
     from skipjax.teacher_forcing import forward
 else:
     _HOMES = {
-        "ModelConfig": "config",
+        "AdaptiveThreshold": "adaptive",
+        "Calm": "methods",
+        "ExitHeads": "config",
+        "Free": "methods",
         "Full": "methods",
         "Generation": "generation",
         "LanguageModel": "language_model",
+        "ModelConfig": "config",
         "Recorded": "recorded",
+        "RelativePositions": "config",
         "RopeConfig": "config",
         "Sampling": "sampling",
         "SkipDecode": "methods",
+        "StaticExit": "methods",
         "Stats": "generation",
         "export_hf": "huggingface",
         "forward": "teacher_forcing",

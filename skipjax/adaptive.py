@@ -98,23 +98,23 @@ def fit_components(
     """
     checks.choice("blend", blend, BLENDS)
     x, labels = _pairs(confidences, agreements)
-    x = np.clip(x.astype(np.float64), _CLIP, 1 - _CLIP)
+    x = np.clip(x, _CLIP, 1 - _CLIP)
     if blend == "hard":
         agree = np.where(labels, 1 - _OTHER, _OTHER)
     else:
         if not _sound(a, b):
-            raise ValueError(f"a and b must be two positive finite numbers each, got {a!r} and {b!r}")
+            raise ValueError(f"a and b must be tuples of two positive finite numbers, got {a!r} and {b!r}")
         agree = _LIKELIHOOD_SHARE * _posterior(x, a, b, 1) + (1 - _LIKELIHOOD_SHARE) * labels
     (a0, b0), (a1, b1) = weighted_beta_moments(x, 1 - agree), weighted_beta_moments(x, agree)
     return (a0, a1), (b0, b1)
 
 
 def threshold_of(a: tuple[float, float], b: tuple[float, float], zeta: float = 0.4) -> float:
-    """The smallest of 10 even steps from 0.3 to 0.9 at which the likelier-to-agree component has a posterior above zeta.
+    """The smallest of 10 even steps from 0.3 to 0.9 at which the upper component's posterior is above zeta.
 
-    That component is the one with the larger mean, whatever its label; the two are equally likely a priori. 0.3 if all
-    steps qualify, 0.9 if none does, or if a or b has a number that is not positive and finite. Worked: the initial
-    components, Beta(1, 2) and Beta(2, 1), have the posterior x at x, so the threshold is 0.4333333.
+    The upper component is the one with the larger mean, whatever its label; both are equally likely a priori. The
+    threshold is 0.3 if all steps qualify, and 0.9 if none does or a number of a or b is not positive and finite.
+    Worked: for the initial components, Beta(1, 2) and Beta(2, 1), the posterior at x is x; so it is 0.4333333.
 
     Args:
       a, b: the components, each (disagreement, agreement).
@@ -163,15 +163,17 @@ class AdaptiveThreshold:
 
     def __post_init__(self) -> None:
         checks.choice("blend", self.blend, BLENDS)
-        checks.integer("max_fits", self.max_fits, 1)
-        checks.real("zeta", self.zeta, 0.0, 1.0)
-        checks.integer("fits", self.fits, 0)
+        max_fits, fits = checks.integer("max_fits", self.max_fits, 1), checks.integer("fits", self.fits, 0)
+        zeta = checks.real("zeta", self.zeta, 0.0, 1.0)
         if not _sound(self.a, self.b):
-            raise ValueError(f"a and b must be two positive finite numbers each, got {self.a!r} and {self.b!r}")
+            raise ValueError(f"a and b must be tuples of two positive finite numbers, got {self.a!r} and {self.b!r}")
         confidences, agreements = _pairs(self.confidences, self.agreements)
+        confidences = confidences.astype(np.float32)
         confidences.flags.writeable = agreements.flags.writeable = False
-        object.__setattr__(self, "confidences", confidences)
-        object.__setattr__(self, "agreements", agreements)
+        # Plain numbers, whatever kind came, and copies of the arrays: what is kept can be saved and does not change.
+        kept = {"max_fits": max_fits, "fits": fits, "zeta": zeta, "confidences": confidences, "agreements": agreements}
+        for name, value in kept.items():
+            object.__setattr__(self, name, value)
 
     @functools.cached_property
     def threshold(self) -> float:
@@ -241,7 +243,8 @@ class AdaptiveThreshold:
         if state.pop("format", None) != _FORMAT or state.keys() != names:
             raise ValueError(f"{path}: not an adaptive threshold that this version of skipjax saved")
         try:
-            return cls(**{name: tuple(value) if name in ("a", "b") else value for name, value in state.items()})
+            state["a"], state["b"] = tuple(state["a"]), tuple(state["b"])
+            return cls(**state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: damaged ({error})") from None
 
@@ -257,7 +260,7 @@ class AdaptiveThreshold:
                 "plot needs matplotlib, which is not installed: pip install 'skipjax[plot]' brings it"
             ) from None
         figure = Figure(figsize=(8, 7), layout="constrained")
-        figure.suptitle(f"Adaptive threshold {self.threshold:.3f}: {self.reason}")
+        figure.suptitle(f"Adaptive threshold {self.threshold:.3f}\n{self.reason}", fontsize="medium")
         upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
         self._plot_components(upper)
         self._plot_posterior(lower)
@@ -266,7 +269,7 @@ class AdaptiveThreshold:
             axes.grid(alpha=0.25)
             axes.set_axisbelow(True)
         upper.legend(loc="upper left", bbox_to_anchor=(0, -0.03), ncols=3, fontsize="small", frameon=False)
-        lower.legend(loc="upper left", fontsize="small")
+        lower.legend(loc="best", fontsize="small")
         lower.set(xlabel="confidence of the shallow layers, x", xlim=(0, 1))
         figure.savefig(path, dpi=150)
 
@@ -355,15 +358,16 @@ def _flat(name: str, values: Any) -> np.ndarray:
 
 
 def _pairs(confidences: Any, agreements: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Checked copies: confidences float32 [n], agreements bool [n]."""
+    """Checked copies: confidences float64 [n], agreements bool [n]."""
     x, y = _flat("confidences", confidences), _flat("agreements", agreements)
     if len(x) != len(y):
         raise ValueError(f"confidences and agreements must be equally long, got {len(x)} and {len(y)}")
-    if not np.isin(y, (0, 1)).all():
-        raise ValueError(f"agreements must be 0 or 1, got {y[~np.isin(y, (0, 1))][0]:g}")
+    bad = (y != 0) & (y != 1)
+    if bad.any():
+        raise ValueError(f"agreements must be 0 or 1, got {y[bad][0]:g}")
     # A softmax gives 0 to 1, a cosine -1 to 1, and rounding a little more.
     bad = ~(np.abs(x) <= 1.001)
     if bad.any() or np.asarray(confidences).dtype == np.bool_:
         got = f"{x[bad][0]:g}" if bad.any() else "truth values"
         raise ValueError(f"confidences must be numbers from -1 to 1, got {got}")
-    return x.astype(np.float32), y.astype(np.bool_)
+    return x, y.astype(np.bool_)

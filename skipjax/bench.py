@@ -133,7 +133,7 @@ def measure(
     workload.check(lm.config)
     settings = against_full(settings)
     for setting in settings:
-        setting.method.check(lm.config.num_layers)
+        setting.method.check(lm.config)
     # Nobody reads the texts, so weights that were never trained to skip are as good as others.
     lm.warned.update(setting.method.resolve(workload.max_new_tokens) for setting in settings)
     measurements: list[Measurement] = []

@@ -60,21 +60,35 @@ class KVCache:
         return jnp.asarray([0, *itertools.accumulate(self.lengths)][:-1], jnp.int32)[layer]
 
     def write(self, layer: Layer, slot: Layer, key: jax.Array, value: jax.Array) -> KVCache:
-        """The cache with key, value [B, T, K, H] of `layer` at slots [slot, slot + T)."""
+        """The cache with key, value [B, T, K, H] of `layer` at slots [slot, slot + T).
+
+        `slot` is one number, or int32 [B] where rows stand at different ones; slots past the end are not written then.
+        """
+        return dataclasses.replace(
+            self,
+            keys=self._put(self.keys, layer, slot, key),
+            values=self._put(self.values, layer, slot, value),
+        )
+
+    def _put(self, arrays: Any, layer: Layer, slot: Layer, new: jax.Array) -> Any:
+        one_slot = isinstance(slot, int) or slot.ndim == 0
+        batch, length = new.shape[:2]
+        if not one_slot:
+            rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+            slots = slot[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
         if self.stacked:
-            row = self._first_row(layer) + slot
-
-            def put_row(whole, new):
-                return jax.lax.dynamic_update_slice_in_dim(whole, new.swapaxes(0, 1), row, axis=0)
-
-            return dataclasses.replace(self, keys=put_row(self.keys, key), values=put_row(self.values, value))
+            if one_slot:
+                start = self._first_row(layer) + slot
+                return jax.lax.dynamic_update_slice_in_dim(arrays, new.swapaxes(0, 1), start, axis=0)
+            inside = slots < jnp.asarray(self.lengths, jnp.int32)[layer]
+            slots = jnp.where(inside, self._first_row(layer) + slots, arrays.shape[0])
+            return arrays.at[slots, rows].set(new, mode="drop", unique_indices=True)
         index = operator.index(layer)
-
-        def put(arrays, new):
+        if one_slot:
             updated = jax.lax.dynamic_update_slice_in_dim(arrays[index], new.swapaxes(1, 2), slot, axis=2)
-            return (*arrays[:index], updated, *arrays[index + 1 :])
-
-        return dataclasses.replace(self, keys=put(self.keys, key), values=put(self.values, value))
+        else:
+            updated = arrays[index].at[rows, :, slots].set(new, mode="drop", unique_indices=True)
+        return (*arrays[:index], updated, *arrays[index + 1 :])
 
     def read(self, layer: Layer, slots: int) -> tuple[jax.Array, jax.Array]:
         """Keys and values of `layer`: [B, K, S, H] with S its whole length if unrolled (a slice would be a copy), or

@@ -108,6 +108,10 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     directory = Path(directory).absolute()
     path = directory / DESCRIPTION
     description = read_json(path)
+    if "exit_heads" in description:
+        raise ValueError(
+            f"{directory}: holds exits without their model; load the model they belong to with heads={str(directory)!r}"
+        )
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(
@@ -122,15 +126,21 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     tokenizer = Tokenizer.from_directory(folder) if folder.is_dir() else None
     if tokenizer is None and folder.is_dir():
         raise FileNotFoundError(f"{folder}: its tokenizer files are missing")
+    params = newest_params(directory, abstract_params(config, jnp.dtype(dtype)))
+    if execution == "scanned":
+        params = stack_layers(params)
+    return LanguageModel(config, params, tokenizer, recorded)
+
+
+def newest_params(directory: Path, target: Any) -> Any:
+    """The parameters of the best checkpoint in an absolute directory, or of the newest if none is rated, as `target`
+    (`jax.ShapeDtypeStruct`s) wants them. Raises FileNotFoundError if there is none, ValueError if it does not fit."""
     with open_manager(directory, use="read") as manager:
         step = manager.best_step()
         step = manager.latest_step() if step is None else step
         if step is None:
             raise FileNotFoundError(f"{directory / CHECKPOINTS}: holds no complete checkpoint")
-        params = restore_step(manager, step, {"params": abstract_params(config, jnp.dtype(dtype))})["params"]
-    if execution == "scanned":
-        params = stack_layers(params)
-    return LanguageModel(config, params, tokenizer, recorded)
+        return restore_step(manager, step, {"params": target})["params"]
 
 
 def open_manager(directory: Path, *, keep: int = 1, use: Literal["read", "save", "train"]) -> ocp.CheckpointManager:

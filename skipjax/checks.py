@@ -22,10 +22,18 @@ def integer(name: str, value: Any, at_least: int, at_most: int | None = None) ->
 
 
 def real(
-    name: str, value: Any, at_least: float, at_most: float = math.inf, *, above: bool = False, below: bool = False
+    name: str,
+    value: Any,
+    at_least: float,
+    at_most: float = math.inf,
+    *,
+    above: bool = False,
+    below: bool = False,
+    allow_infinite: bool = False,
 ) -> float:
-    """`value` as float if it is a finite real number in the range; `above` and `below` leave out the range's ends."""
-    low = f"above {at_least:g}" if above else f"at least {at_least:g}"
+    """`value` as float if it is a real number in the range, finite unless `allow_infinite`; `above` and `below` leave
+    out the range's ends."""
+    low = f"above {at_least:g}" if above else f"at least {at_least:g}" if at_least > -math.inf else "that is finite"
     high = "" if at_most == math.inf else f" and below {at_most:g}" if below else f" and at most {at_most:g}"
     try:
         if isinstance(value, (bool, str)):
@@ -35,7 +43,8 @@ def real(
         raise ValueError(f"{name} must be a number {low}{high}, got {value!r}") from None
     too_low = number <= at_least if above else number < at_least
     too_high = number >= at_most if below else number > at_most
-    if not math.isfinite(number) or too_low or too_high:
+    finite = not math.isnan(number) if allow_infinite else math.isfinite(number)
+    if not finite or too_low or too_high:
         raise ValueError(f"{name} must be a number {low}{high}, got {value!r}")
     return number
 

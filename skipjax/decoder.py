@@ -238,6 +238,13 @@ def encode(
     return Memory(ends.final_norm(h), allowed)
 
 
+def block_of(config: ModelConfig, params: Params, layer: Any) -> modules.Block:
+    """One layer of the decoder, ready to call inside a traced function; `layer` may be traced where they are stacked."""
+    layers = params["layers"]
+    weights = layers[layer] if isinstance(layers, list) else jax.tree.map(lambda leaf: leaf[layer], layers)
+    return nnx.merge(_definition(modules.Block, config)[0], weights)
+
+
 def recall_from(config: ModelConfig, memory: Memory | None) -> Callable[[Any], modules.Recall] | None:
     """Cross-attention that projects the encoder's states anew in every layer, as teacher forcing does."""
     if memory is None:

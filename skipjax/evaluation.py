@@ -191,7 +191,7 @@ def evaluate(
         raise ValueError("evaluation needs a tokenizer, and this checkpoint has none")
     settings = against_full(settings)
     for setting in settings:
-        setting.method.check(lm.config.num_layers)
+        setting.method.check(lm.config)
     rows = encode_prompts(lm, [entry.prompt for entry in inputs], max_new_tokens)
     for setting in settings:  # now, not in the middle of the bar
         warn_if_untrained(lm, setting.method.resolve(max_new_tokens))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,22 +49,26 @@ def load_huggingface(
         raise FileNotFoundError(f"{directory}: no config.json there, so it is not a Hugging Face model directory")
     generation = read_optional_json(directory / "generation_config.json")
     config = families.from_huggingface(read_json(directory / "config.json"), generation)
-    params = _read_params(directory, config, np.dtype(dtype), execution)
+    config, stored = _matched(directory, config)
+    params = _read_params(config, stored, np.dtype(dtype), execution)
     record = read_optional_json(directory / RECORD_FILE).get("recorded")
     recorded = None if record is None else Recorded.from_json(record)
     return config, params, Tokenizer.from_directory(directory), recorded
 
 
-def _read_params(directory: Path, config: ModelConfig, dtype: np.dtype, execution: Execution) -> Params:
-    weights = list(families.weight_names(config))
-    stored = _matched(directory, config, {name: shape for _, names, shape in weights for name in names})
-    layers: Any = {} if execution == "scanned" else [{} for _ in range(config.num_layers)]
-    params: Params = {"ends": {}, "layers": layers}
-    for path, names, shape in weights:
-        part, *keys = path.split(".")
+def _read_params(config: ModelConfig, stored: dict[str, StoredTensor], dtype: np.dtype, execution: Execution) -> Params:
+    def empty(num_layers: int) -> Params:
+        return {"ends": {}, "layers": {} if execution == "scanned" else [{} for _ in range(num_layers)]}
+
+    params = empty(config.num_layers)
+    if config.encoder_layers is not None:
+        params["encoder"] = empty(config.encoder_layers)
+    for path, names, shape in families.weight_names(config):
+        stack, part, keys = _stack_of(params, path)
+        layers = stack["layers"]
         # Each tensor is popped, so that what is mapped or read of it can go as soon as it is a parameter.
         if part == "ends":
-            _insert(params["ends"], keys, _place(stored.pop(names[0]), dtype))
+            _insert(stack["ends"], keys, _place(stored.pop(names[0]), dtype))
         elif execution == "scanned":
             stacked = np.empty((len(names), *shape), dtype)
             for layer, name in enumerate(names):
@@ -74,6 +79,12 @@ def _read_params(directory: Path, config: ModelConfig, dtype: np.dtype, executio
             for layer, name in zip(layers, names, strict=True):
                 _insert(layer, keys, _place(stored.pop(name), dtype))
     return params
+
+
+def _stack_of(params: Params, path: str) -> tuple[Params, str, list[str]]:
+    """Where a dotted path leads: the decoder's or the encoder's tree, "ends" or "layers" of it, and the keys inside."""
+    part, *keys = path.split(".")
+    return (params["encoder"], keys[0], keys[1:]) if part == "encoder" else (params, part, keys)
 
 
 def _insert(tree: dict[str, Any], keys: list[str], leaf: jax.Array) -> None:
@@ -98,13 +109,18 @@ def _read_cast(tensor: StoredTensor, dtype: np.dtype) -> np.ndarray:
         ) from None
 
 
-def _matched(directory: Path, config: ModelConfig, expected: dict[str, tuple[int, ...]]) -> dict[str, StoredTensor]:
-    """The stored tensors by their full Hugging Face names, exactly the `expected` ones.
+def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {name: shape for _, names, shape in families.weight_names(config) for name in names}
+
+
+def _matched(directory: Path, config: ModelConfig) -> tuple[ModelConfig, dict[str, StoredTensor]]:
+    """The stored tensors by their full Hugging Face names, exactly those of the config that comes with them. It is the
+    given one, untied where the family says that a head of its own does that.
 
     Raises:
       ValueError: tensors are missing, left over, doubled, wrongly shaped or quantised.
     """
-    family = families.FAMILIES[config.family]
+    family, expected = families.FAMILIES[config.family], _expected(config)
     stored: dict[str, StoredTensor] = {}
     doubled = []
     for name, tensor in stored_tensors(directory):
@@ -121,8 +137,9 @@ def _matched(directory: Path, config: ModelConfig, expected: dict[str, tuple[int
                 f"{tensor.file}: {name} is of type {tensor.dtype}; quantised weights are not supported, only float64, "
                 f"float32, float16 and bfloat16"
             )
-    if config.tied and not doubled:
-        _drop_tied_head(stored, family.WEIGHTS)
+    if not doubled:
+        config = _drop_copies(stored, config)
+        expected = _expected(config)
     wrong = [
         f"{name} {list(stored[name].shape)} instead of {list(shape)}"
         for name, shape in expected.items()
@@ -137,20 +154,32 @@ def _matched(directory: Path, config: ModelConfig, expected: dict[str, tuple[int
     if any(sides.values()):
         found = "; ".join(f"{side}: {_listed(names)}" for side, names in sides.items() if names)
         raise ValueError(f"{directory}: the weights do not fit config.json; {found}")
-    return stored
+    return config, stored
 
 
-def _drop_tied_head(stored: dict[str, StoredTensor], table: dict[str, str]) -> None:
-    """Removes a head that only repeats the token embedding. Raises ValueError if it does not."""
-    tokens, head = stored.get(table["ends.tokens"]), stored.get(f"{table['ends.head']}.weight")
-    if tokens is None or head is None or not head.floating:
-        return
-    if tokens.shape != head.shape or not _equal(tokens.read(), head.read()):
-        raise ValueError(
-            f"{head.file}: the LM head differs from the token embedding, but config.json says that they are tied "
-            f"(tie_word_embeddings)"
-        )
-    del stored[f"{table['ends.head']}.weight"]
+def _drop_copies(stored: dict[str, StoredTensor], config: ModelConfig) -> ModelConfig:
+    """Removes what only repeats the token embedding: the head where it is tied, and the family's `COPIES`. Returns the
+    config, untied if the head turns out to be none. Raises ValueError for what should repeat it and does not."""
+    family = families.FAMILIES[config.family]
+    table = family.weights(config)
+    source, head = table["ends.tokens"], f"{table['ends.head']}.weight"
+    for name in (*family.COPIES, *([head] if config.tied else [])):
+        copy = stored.get(name)
+        if copy is None or not copy.floating:
+            continue
+        tokens = stored.setdefault(source, copy)  # the only one where all names of one tensor but one were left out
+        if tokens.shape == copy.shape and _equal(tokens.read(), copy.read()):
+            del stored[name]
+        elif name != head:
+            raise ValueError(f"{copy.file}: {name} must repeat the token embedding {source}, but differs from it")
+        elif family.TIED_BY_WEIGHTS:
+            config = dataclasses.replace(config, tied=False)
+        else:
+            raise ValueError(
+                f"{copy.file}: the LM head differs from the token embedding, but config.json says that they are tied "
+                f"(tie_word_embeddings)"
+            )
+    return config
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -175,9 +204,14 @@ def export_hf(lm: LanguageModel, directory: str | Path) -> None:
     Args:
       directory: new or empty; made with its parents if it is not there.
     Raises:
-      ValueError: `directory` is a file or has files in it.
+      ValueError: `directory` is a file or has files in it, or the model has exits with parameters of their own.
     """
     directory = Path(directory)
+    if lm.config.exit_heads is not None:
+        raise ValueError(
+            "lm has exits with parameters of their own (config.exit_heads), for which Hugging Face's form has no "
+            "place: skipjax.save keeps them"
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ValueError(f"directory must be new or empty to export a model into, got {str(directory)!r}")
     directory.mkdir(parents=True, exist_ok=True)
@@ -187,7 +221,7 @@ def export_hf(lm: LanguageModel, directory: str | Path) -> None:
     if lm.recorded is not None:
         write_json(directory / RECORD_FILE, {"recorded": lm.recorded.to_json()})
     data = families.to_huggingface(lm.config)
-    ids = {name: data[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {name: data[name] for name in families.GENERATION_IDS if name in data}
     write_json(directory / "generation_config.json", ids)
     # Last, since a directory without it does not count as a model: an interrupted export cannot be loaded by mistake.
     write_json(directory / "config.json", {**data, "torch_dtype": np.dtype(lm.dtype).name})
@@ -222,11 +256,11 @@ def _write_weights(lm: LanguageModel, directory: Path) -> None:
 def _tensors(lm: LanguageModel, wanted: set[str]) -> Iterator[tuple[str, np.ndarray]]:
     """The wanted tensors by Hugging Face name, in host memory (on CPU without a copy where layers are not stacked)."""
     for path, names, _ in families.weight_names(lm.config):
-        part, *keys = path.split(".")
+        stack, part, keys = _stack_of(lm.params, path)
         for layer, name in enumerate(names):
             if name in wanted:
                 unrolled = part == "layers" and lm.execution == "unrolled"
-                leaf: Any = lm.params[part][layer] if unrolled else lm.params[part]
+                leaf: Any = stack[part][layer] if unrolled else stack[part]
                 for key in keys:
                     leaf = leaf[key]
                 yield name, np.asarray(leaf[layer] if part == "layers" and not unrolled else leaf)

@@ -45,6 +45,13 @@ class LanguageModel:
         return self.params["ends"]["tokens"].dtype
 
     @property
+    def trained_exits(self) -> tuple[int, ...]:
+        """After how many layers there are exits that were trained: with the weights, or with heads of their own."""
+        recorded = () if self.recorded is None else self.recorded.exit_layers
+        own = () if self.config.exit_heads is None else self.config.exit_heads.layers
+        return tuple(sorted({*recorded, *own}))
+
+    @property
     def num_parameters(self) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 

@@ -14,23 +14,30 @@ from skipjax import checks, hub, huggingface
 from skipjax.decoder import Execution
 from skipjax.language_model import LanguageModel
 
-EMBEDDED = Path(__file__).parent / "embedded"  # a small model that comes with the package
+_EMBEDDED = Path(__file__).parent / "embedded"
+EMBEDDED = {"embedded": _EMBEDDED / "llama", "embedded-t5": _EMBEDDED / "t5"}  # small models that come with the package
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load(
-    path: str | os.PathLike[str] | None = None, dtype: Any = "auto", mesh: None = None, execution: str = "auto"
+    path: str | os.PathLike[str] | None = None,
+    dtype: Any = "auto",
+    mesh: None = None,
+    execution: str = "auto",
+    heads: str | os.PathLike[str] | None = None,
 ) -> LanguageModel:
     """Loads a model, ready for `skipjax.generate`.
 
     Args:
       path: a Hugging Face directory, a directory written by `skipjax.save` or by training, a Hugging Face Hub id, or
-        None for the small model that comes with skipjax.
+        None for the small decoder-only model that comes with skipjax; "embedded-t5" is its encoder-decoder neighbour.
       dtype: of all parameters: "float32", "bfloat16", "float16" (names or numpy dtypes) or "auto", which is bfloat16 on
         TPU and GPU and float32 on CPU, where bfloat16 products are many times slower.
       mesh: None; models are not sharded yet.
       execution: "unrolled" keeps a list of layers, "scanned" stacks them, which compiles faster; "auto" is unrolled on
         CPU and scanned elsewhere.
+      heads: a directory written by `skipjax train heads`, whose exits join the model; it must be the one they were
+        trained for.
     Raises:
       FileNotFoundError: there is no model at `path`.
       ValueError: an argument, a config field or a file that is not supported; names it.
@@ -39,24 +46,37 @@ def load(
         raise ValueError(f"mesh must be None, sharded models are not supported yet, got {mesh!r}")
     resolved = resolve_dtype(dtype)
     form = resolve_execution(execution)
-    if path is None:
-        if not (EMBEDDED / "config.json").is_file():
-            raise FileNotFoundError("path must be given, since this installation of skipjax has no embedded model")
-        directory = EMBEDDED
-    elif isinstance(path, (str, os.PathLike)):
-        directory = hub.resolve(path)
-    else:
+    if heads is not None and not isinstance(heads, (str, os.PathLike)):
+        raise ValueError(f"heads must be a str or a path, got {heads!r}")
+    lm = _load(_directory(path), resolved, form)
+    if heads is None:
+        return lm
+    from skipjax import exit_heads  # here, since orbax takes a second to import
+
+    return exit_heads.join(lm, Path(heads))
+
+
+def _directory(path: str | os.PathLike[str] | None) -> Path:
+    if path is None or path in EMBEDDED:
+        directory = EMBEDDED["embedded" if path is None else str(path)]
+        if not (directory / "config.json").is_file():
+            raise FileNotFoundError(f"path must be given, this installation of skipjax has no model in {directory}")
+        return directory
+    if not isinstance(path, (str, os.PathLike)):
         raise ValueError(f"path must be a str or a path, got {path!r}")
+    return hub.resolve(path)
+
+
+def _load(directory: Path, dtype: np.dtype, execution: Execution) -> LanguageModel:
     if is_checkpoint(directory):
         from skipjax import checkpoint  # here, since orbax takes a second to import
 
-        return checkpoint.restore(directory, resolved, form)
+        return checkpoint.restore(directory, dtype, execution)
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(
             f"{directory}: neither a Hugging Face model (no config.json) nor one saved by skipjax (no skipjax.json)"
         )
-    config, params, tokenizer, recorded = huggingface.load_huggingface(directory, resolved, form)
-    return LanguageModel(config, params, tokenizer, recorded)
+    return LanguageModel(*huggingface.load_huggingface(directory, dtype, execution))
 
 
 def is_checkpoint(directory: Path) -> bool:

@@ -1,53 +1,98 @@
-"""Decoding methods: small frozen dataclasses that turn a length into a `Plan`; hashable, so static under `jax.jit`."""
+"""Decoding methods: small frozen dataclasses, hashable, that say how deep to decode.
+
+A method knows no model family. It turns into a `Strategy` (`skipjax.decoding`), the static part that programs are compiled
+for, and `MethodNumbers`, the dynamic part that may change from call to call.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from skipjax import checks
+from skipjax.config import ModelConfig
 from skipjax.plan import Plan, plan_from_depths
 from skipjax.schedules import SHAPES, depth_at
 
+if TYPE_CHECKING:
+    from skipjax.decoding.request import MethodNumbers
+    from skipjax.decoding.strategy import Strategy
 
+
+@runtime_checkable
 class Method(Protocol):
-    """What generation needs to know of a method whose depths are fixed before it starts."""
+    """What generation needs to know of a method."""
 
-    def check(self, num_layers: int) -> None:
-        """Raises ValueError if a decoder of `num_layers` layers cannot run this method."""
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError if a model cannot run this method."""
 
     def resolve(self, max_new_tokens: int) -> Method:
         """The method with every length filled in: it no longer depends on the token budget."""
 
-    def plan(self, num_layers: int, steps: int) -> Plan:
-        """The plan of `steps` decode steps. Needs a resolved method."""
+    def static(self) -> Method:
+        """The resolved method without its dynamic numbers: equal where two share a program."""
+
+    def numbers(self) -> MethodNumbers:
+        """Its dynamic numbers."""
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        """The strategy that generates up to `room` tokens. Needs a resolved method."""
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        """After how many layers tokens may leave before the last."""
 
     def target_speedup(self, num_layers: int) -> float:
-        """Layers of the full model over the depth the method aims at: the midpoint of a schedule's two depths."""
+        """Layers of the full model over the depth the method aims at: the midpoint of a schedule's two depths, or the
+        shallow layers where tokens exit by confidence, which all of them would have to do."""
 
 
-def checked(method: Method | None, num_layers: int) -> Method:
-    """The method, `Full()` for None. Raises ValueError if it is none, or not one for `num_layers` layers."""
+def checked(method: Method | None, config: ModelConfig) -> Method:
+    """The method, `Full()` for None. Raises ValueError if it is none, or not one for a model of `config`."""
     if method is None:
         return Full()
-    if isinstance(method, type) or not hasattr(method, "plan"):
+    if isinstance(method, type) or not isinstance(method, Method):
         raise ValueError(f"method must be a decoding method such as Full() or SkipDecode(...), got {method!r}")
-    method.check(num_layers)
+    method.check(config)
     return method
+
+
+def _no_numbers() -> MethodNumbers:
+    from skipjax.decoding.request import MethodNumbers
+
+    return MethodNumbers.of()
+
+
+def _scheduled(plan: Plan, exit_layer: int, exits_at_once: bool = False) -> Strategy:
+    from skipjax.decoding.scheduled import Scheduled
+
+    return Scheduled(plan, exit_layer, exits_at_once)
 
 
 @dataclasses.dataclass(frozen=True)
 class Full:
     """Every layer for every token: ordinary decoding, the yardstick of all others."""
 
-    def check(self, num_layers: int) -> None:
+    def check(self, config: ModelConfig) -> None:
         pass
 
     def resolve(self, max_new_tokens: int) -> Full:
         return self
 
+    def static(self) -> Full:
+        return self
+
+    def numbers(self) -> MethodNumbers:
+        return _no_numbers()
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        return _scheduled(self.plan(num_layers, room - 1), num_layers)
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return ()
+
     def plan(self, num_layers: int, steps: int) -> Plan:
+        """The plan of `steps` decode steps."""
         return plan_from_depths([num_layers] * steps, num_layers, 0)
 
     def target_speedup(self, num_layers: int) -> float:
@@ -58,7 +103,8 @@ class Full:
 class SkipDecode:
     """One depth per decode step for the whole batch, falling as generation goes on (arXiv 2307.02628, section 3).
 
-    A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all.
+    A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all. (For an
+    encoder-decoder model the decoder's prompt is its start token; the encoder always runs whole.)
 
     Attributes:
       max_depth: most layers of a decode step (warm-up layers counted in), at most the model's number of layers.
@@ -117,17 +163,231 @@ class SkipDecode:
             )
         return cls(max_depth, min_depth, warmup_layers, horizon, shape)
 
-    def check(self, num_layers: int) -> None:
-        if self.max_depth > num_layers:
-            raise ValueError(f"max_depth must be at most the model's {num_layers} layers, got {self.max_depth}")
+    def check(self, config: ModelConfig) -> None:
+        if self.max_depth > config.num_layers:
+            raise ValueError(f"max_depth must be at most the model's {config.num_layers} layers, got {self.max_depth}")
 
     def resolve(self, max_new_tokens: int) -> SkipDecode:
         return self if self.horizon is not None else dataclasses.replace(self, horizon=max_new_tokens)
 
+    def static(self) -> SkipDecode:
+        return self
+
+    def numbers(self) -> MethodNumbers:
+        return _no_numbers()
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        return _scheduled(self.plan(num_layers, room - 1), num_layers)
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return ()
+
     def plan(self, num_layers: int, steps: int) -> Plan:
+        """The plan of `steps` decode steps. Needs a resolved method."""
         assert self.horizon is not None, "resolve the method first"
         depths = [depth_at(s, self.max_depth, self.min_depth, self.horizon, self.shape) for s in range(steps)]
         return plan_from_depths(depths, num_layers, self.warmup_layers)
 
     def target_speedup(self, num_layers: int) -> float:
         return num_layers / ((self.max_depth + self.min_depth) / 2)
+
+
+def _check_exit(argument: str, layer: int, config: ModelConfig, confidence: str | None) -> None:
+    """Raises ValueError unless tokens can leave after `layer` layers by this confidence."""
+    if layer >= config.num_layers:
+        raise ValueError(f"{argument} must be below the model's {config.num_layers} layers, got {layer}")
+    if confidence is None:
+        return
+    from skipjax.confidence import confidence_named
+
+    heads = config.exit_heads
+    trained = () if heads is None or not heads.classifier else heads.layers
+    if confidence_named(confidence).needs_classifier and layer not in trained:
+        raise ValueError(
+            f"confidence {confidence!r} needs a trained classifier after layer {layer}, this model has"
+            f" {'them after ' + ', '.join(map(str, trained)) if trained else 'none'} (skipjax train heads --classifier)"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticExit:
+    """Every token leaves after the same number of layers; a baseline.
+
+    A decoder-only model's prompt runs all layers and gives token 0; the start token of an encoder-decoder model is an
+    ordinary step.
+
+    Attributes:
+      depth: layers per token, at most the model's number of layers.
+    """
+
+    depth: int
+
+    def __post_init__(self) -> None:
+        checks.integer("depth", self.depth, 1)
+
+    def check(self, config: ModelConfig) -> None:
+        if self.depth > config.num_layers:
+            raise ValueError(f"depth must be at most the model's {config.num_layers} layers, got {self.depth}")
+
+    def resolve(self, max_new_tokens: int) -> StaticExit:
+        return self
+
+    def static(self) -> StaticExit:
+        return self
+
+    def numbers(self) -> MethodNumbers:
+        return _no_numbers()
+
+    def plan(self, num_layers: int, steps: int) -> Plan:
+        """The plan of `steps` decode steps: the bottom layers only."""
+        return plan_from_depths([self.depth] * steps, num_layers, self.depth)
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        return _scheduled(self.plan(num_layers, room - 1), self.depth, True)
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return (self.depth,) if self.depth < num_layers else ()
+
+    def target_speedup(self, num_layers: int) -> float:
+        return num_layers / self.depth
+
+
+@dataclasses.dataclass(frozen=True)
+class Free:
+    """Confident tokens leave after the shallow layers; their deep layers run later, in one pass together with the next
+    token that needs them (FREE, arXiv 2310.05424, sections 3.1 to 3.4).
+
+    It saves time, not arithmetic: every position still meets all layers, but many at once, which costs little more than
+    one. Batches of any size: a row's tokens are those it would have alone.
+
+    Attributes:
+      shallow_layers: L_S, after which tokens may leave.
+      threshold: a token leaves if its confidence is strictly above. 1 never lets one go, a value below 0 all. Dynamic.
+      confidence: how sure an exit is, a name in `skipjax.confidence.CONFIDENCES`: "margin" (the paper's), "top1",
+        "entropy", "cosine" or "classifier".
+      buffer_size: positions that may wait for the deep layers; a full buffer is passed on. Changes no token.
+      rollback: None, or the largest -log p under the deep model, in nats, that an exited token may have: when a row next
+        needs the deep layers, the first token above it is replaced by the deep model's and those after it are taken back,
+        as in the published code. Tokens after a row's last such pass stay as they are. Dynamic.
+      verify: None, or "exact": every token is compared with the deep model's and replaced where it differs, so that the
+        text is that of `Full()`, token for token, also when sampling with the same seed.
+      adaptive: the threshold comes from an `AdaptiveThreshold`, which learns from each text how well confidence predicts
+        agreement (section 3.4); give it to `generate` as `adaptive_threshold`.
+    """
+
+    shallow_layers: int
+    threshold: float = 0.9
+    confidence: str = "margin"
+    buffer_size: int = 8
+    rollback: float | None = None
+    verify: str | None = None
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        from skipjax.confidence import CONFIDENCES
+
+        checks.integer("shallow_layers", self.shallow_layers, 1)
+        checks.real("threshold", self.threshold, -math.inf)
+        checks.choice("confidence", self.confidence, CONFIDENCES)
+        checks.integer("buffer_size", self.buffer_size, 1, 256)
+        if self.rollback is not None:
+            checks.real("rollback", self.rollback, 0.0, allow_infinite=True)
+        if self.verify not in (None, "exact"):
+            raise ValueError(f"verify must be None or 'exact', got {self.verify!r}")
+        if self.rollback is not None and self.verify is not None:
+            raise ValueError("give either rollback or verify, not both: each decides which tokens are taken back")
+        if not isinstance(self.adaptive, bool):
+            raise ValueError(f"adaptive must be True or False, got {self.adaptive!r}")
+
+    def check(self, config: ModelConfig) -> None:
+        _check_exit("shallow_layers", self.shallow_layers, config, self.confidence)
+
+    def resolve(self, max_new_tokens: int) -> Free:
+        return self
+
+    def static(self) -> Free:
+        return dataclasses.replace(self, threshold=0.0, rollback=None if self.rollback is None else 0.0)
+
+    def numbers(self) -> MethodNumbers:
+        from skipjax.decoding.request import MethodNumbers
+
+        return MethodNumbers.of(threshold=self.threshold, rollback=self.rollback or 0.0)
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        from skipjax.confidence import CONFIDENCES
+        from skipjax.decoding.free import FreeDecoding
+
+        return FreeDecoding(
+            num_layers=num_layers,
+            shallow_layers=self.shallow_layers,
+            confidence=CONFIDENCES[self.confidence],
+            buffer_size=self.buffer_size,
+            room=room,
+            rolls_back="different" if self.verify else "never" if self.rollback is None else "unlikely",
+            compares=self.adaptive,
+        )
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return (self.shallow_layers,)
+
+    def target_speedup(self, num_layers: int) -> float:
+        return num_layers / self.shallow_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Calm:
+    """A token leaves after the first layer whose confidence is high enough (CALM, arXiv 2207.07061); a baseline.
+
+    The keys and values that the skipped layers would have made are projected from the state it left with. Each row of a
+    batch leaves at its own layer; a step ends when the last one has.
+
+    Attributes:
+      threshold: a token leaves if its confidence is strictly above; dynamic.
+      min_depth: layers that always run.
+      decay: None for a constant threshold t, else the temperature of 0.9 t + 0.1 t exp(-decay * step / max_new_tokens);
+        dynamic.
+      confidence: as in `Free`.
+    """
+
+    threshold: float
+    min_depth: int = 1
+    decay: float | None = None
+    confidence: str = "margin"
+
+    def __post_init__(self) -> None:
+        from skipjax.confidence import CONFIDENCES
+
+        checks.real("threshold", self.threshold, -math.inf)
+        checks.integer("min_depth", self.min_depth, 1)
+        if self.decay is not None:
+            checks.real("decay", self.decay, 0.0)
+        checks.choice("confidence", self.confidence, CONFIDENCES)
+
+    def check(self, config: ModelConfig) -> None:
+        if self.min_depth > config.num_layers:
+            raise ValueError(f"min_depth must be at most the model's {config.num_layers} layers, got {self.min_depth}")
+        for layer in self.exit_layers(config.num_layers):
+            _check_exit("min_depth", layer, config, self.confidence)
+
+    def resolve(self, max_new_tokens: int) -> Calm:
+        return self
+
+    def static(self) -> Calm:
+        return dataclasses.replace(self, threshold=0.0, decay=None)
+
+    def numbers(self) -> MethodNumbers:
+        from skipjax.decoding.request import MethodNumbers
+
+        return MethodNumbers.of(threshold=self.threshold, decay=self.decay or 0.0)
+
+    def strategy(self, num_layers: int, room: int) -> Strategy:
+        from skipjax.confidence import CONFIDENCES
+        from skipjax.decoding.calm import CalmDecoding
+
+        return CalmDecoding(num_layers, self.min_depth, CONFIDENCES[self.confidence], room)
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return tuple(range(self.min_depth, num_layers))
+
+    def target_speedup(self, num_layers: int) -> float:
+        return num_layers / self.min_depth

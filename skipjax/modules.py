@@ -82,12 +82,17 @@ class Attention(nnx.Module):
         residual_scale = INITIAL_SCALE / (2 * config.num_layers) ** 0.5
         self.output = Linear(width, config.hidden_size, config.output_bias, scale=residual_scale, rngs=rngs)
 
-    def __call__(self, x: jax.Array, rotation: Rotation | None, attend: Attend) -> tuple[jax.Array, Any]:
+    def keys_and_values(self, x: jax.Array, rotation: Rotation | None) -> tuple[jax.Array, jax.Array]:
+        """Two [B, T, K, H], keys rotated."""
         heads = (*x.shape[:-1], -1, self.head_size)
-        query, key, value = (part(x).reshape(heads) for part in (self.query, self.key, self.value))
+        key, value = self.key(x).reshape(heads), self.value(x).reshape(heads)
+        return (key if rotation is None else rotate(key, rotation)), value
+
+    def __call__(self, x: jax.Array, rotation: Rotation | None, attend: Attend) -> tuple[jax.Array, Any]:
+        query = self.query(x).reshape(*x.shape[:-1], -1, self.head_size)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        mixed, carried = attend(query, key, value)
+            query = rotate(query, rotation)
+        mixed, carried = attend(query, *self.keys_and_values(x, rotation))
         return self.output(mixed.reshape(*x.shape[:-1], -1)), carried
 
 
@@ -142,6 +147,10 @@ class Block(nnx.Module):
         self.cross_attention = CrossAttention(config, rngs=rngs) if crossing else None
         self.ffn_norm = Norm(config, config.hidden_size)
         self.ffn = FeedForward(config, rngs=rngs)
+
+    def keys_and_values(self, h: jax.Array, rotation: Rotation | None) -> tuple[jax.Array, jax.Array]:
+        """What this layer's self-attention would keep of h [B, T, D]: two [B, T, K, H]."""
+        return self.attention.keys_and_values(self.attention_norm(h) if self.norm_before else h, rotation)
 
     def __call__(
         self, h: jax.Array, rotation: Rotation | None, attend: Attend, recall: Recall | None = None

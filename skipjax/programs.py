@@ -1,153 +1,125 @@
-"""The traced part of generation: one program for the prompt, one chain of jitted loops for the decode steps.
+"""The two jitted programs of a generation: everything up to the first decode step, and all decode steps.
 
-Static: the config, the plan, the execution, and the shapes (batch bucket, prompt bucket). Dynamic: weights, tokens,
-padding, sampling numbers, seed, end-of-sequence ids and the stop step. Nothing about depth is decided at run time: each
-segment of the plan is its own `while_loop` over the layer ranges of its depth.
+Static: the config, the strategy (method, lengths), the execution, and the shapes (batch bucket, prompt bucket). Dynamic:
+weights, tokens, padding, sampling numbers, seed, thresholds, end-of-sequence ids and where to stop.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from skipjax.attention import attention, causal, up_to
+from skipjax import decoder
+from skipjax.attention import attention, causal
 from skipjax.cache import KVCache
 from skipjax.config import ModelConfig
-from skipjax.decoder import Params, ends_of, execution_of, rotation_at, run_layers
-from skipjax.plan import Plan, Segment, layer_groups
-from skipjax.sampling import SamplingNumbers, next_tokens
+from skipjax.decoder import Params
+from skipjax.decoding.cached_decoder import CachedDecoder, remember
+from skipjax.decoding.request import Request
+from skipjax.decoding.strategy import Source, Start, Strategy
+from skipjax.plan import Range, layer_groups
+from skipjax.sampling import next_tokens
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One batch's dynamic inputs.
-
-    Attributes:
-      padding: int32 [B], columns of left padding in each row.
-      rows: int32 scalar; rows from this one on only fill up the batch bucket.
-      numbers: how to sample.
-      eos_ids: int32 [number of them, at least 1]; -1 matches no token.
-      pad_id: int32 scalar, written after the end of a row.
-    """
-
-    padding: jax.Array
-    rows: jax.Array
-    numbers: SamplingNumbers
-    eos_ids: jax.Array
-    pad_id: jax.Array
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class DecodeState:
-    """What decode steps hand on. Donated to `decode`, so cache and tokens are updated in place.
-
-    Attributes:
-      cache: keys and values.
-      tokens: int32 [B, steps + 1], generated so far, then `pad_id`.
-      finished: bool [B], rows that have emitted an end-of-sequence token.
-      keys: random keys [B], one per row.
-      step: int32 scalar, the next decode step; tokens 0..step exist.
-    """
-
-    cache: KVCache
-    tokens: jax.Array
-    finished: jax.Array
-    keys: jax.Array
-    step: jax.Array
-
-
-@functools.partial(jax.jit, static_argnames=("config", "plan"))
-def prefill(config: ModelConfig, plan: Plan, params: Params, prompts: jax.Array, request: Request) -> DecodeState:
-    """Runs the prompts at full depth, fills the cache of the layers that decode steps will use, and draws token 0.
+@functools.partial(jax.jit, static_argnames=("config", "strategy"))
+def prefill(
+    config: ModelConfig, strategy: Strategy, params: Params, prompts: jax.Array, request: Request
+) -> tuple[Source, Any]:
+    """Runs the prompts: a decoder-only model's at full depth, filling the cache of the layers that decode steps will use;
+    of an encoder-decoder model the encoder, and the start token where it does not count as an ordinary step.
 
     Args:
       prompts: int32 [B, P], left-padded.
+    Returns:
+      what decoding reads of a source, and the strategy's state before the first decode step.
     """
-    batch, length = prompts.shape
-    lengths = plan.cache_lengths(length)
-    stacked = execution_of(params) == "scanned"
+    prompt, padding = decoder_prompt(config, prompts, request.padding)
+    lengths = strategy.cache_lengths(prompt.shape[1])
+    memory, source = None, Source(None, None)
+    if config.encoder_layers is not None:
+        memory = decoder.encode(config, params, prompts, request.padding)
+        source = Source(remember(config, params, memory.states, tuple(n > 0 for n in lengths)), memory.allowed)
     dtype = params["ends"]["tokens"].dtype
-    cache = KVCache.zeros(lengths, batch, config.num_kv_heads, config.head_size, dtype, stacked)
-    positions = jnp.maximum(jnp.arange(length, dtype=jnp.int32)[None] - request.padding[:, None], 0)
-    allowed = causal(request.padding, length)
-    ends = ends_of(config, params)
-    h = ends.embed(prompts, positions)
-    rotation = rotation_at(config, positions)
+    stacked = decoder.execution_of(params) == "scanned"
+    cache = KVCache.zeros(lengths, prompt.shape[0], config.num_kv_heads, config.head_size, dtype, stacked)
+    keys, first, states = request.numbers.keys(), None, ()
+    ranges = strategy.prompt_ranges(has_encoder=config.encoder_layers is not None)
+    if ranges:
+        states, cache = _run_prompt(config, params, prompt, padding, ranges, cache, memory)
+        logits = decoder.exit_logits(config, params, states[-1], ranges[-1][1])
+        first = next_tokens(logits, request.numbers, keys, jnp.int32(0))
+    cached = CachedDecoder(config, params, padding, source.memory, source.allowed)
+    return source, strategy.begin(cached, Start(cache, keys, first, states), request)
+
+
+def decoder_prompt(config: ModelConfig, prompts: jax.Array, padding: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The columns int32 [B, P] that the decoder begins with, and their padding int32 [B]: the prompts, or where those go
+    to an encoder the start token."""
+    if config.encoder_layers is None:
+        return prompts, padding
+    assert config.start_id is not None, "an encoder-decoder model has a start token"
+    return jnp.full((prompts.shape[0], 1), config.start_id, jnp.int32), jnp.zeros_like(padding)
+
+
+def _run_prompt(
+    config: ModelConfig,
+    params: Params,
+    prompt: jax.Array,
+    padding: jax.Array,
+    ranges: tuple[Range, ...],
+    cache: KVCache,
+    memory: decoder.Memory | None,
+) -> tuple[tuple[jax.Array, ...], KVCache]:
+    """The last column's state [B, D] after each of `ranges`, and the cache with the prompt's keys and values in layers
+    that keep any."""
+    length = prompt.shape[1]
+    columns = jnp.arange(length, dtype=jnp.int32)[None]
+    positions = jnp.maximum(columns - padding[:, None], 0)
+    h = decoder.ends_of(config, params).embed(prompt, positions)
+    rotation, allowed = decoder.rotation_at(config, positions), causal(padding, length)
+    bias, recall = decoder.decoder_bias(config, params, columns, length), decoder.recall_from(config, memory)
+    attend = functools.partial(attention, allowed=allowed, layout="bskh", scaled=config.scale_attention, bias=bias)
 
     def attend_and_keep(cache, layer):
-        return lambda q, k, v: (attention(q, k, v, allowed, "bskh"), cache.write(layer, 0, k, v))
+        return lambda q, k, v: (attend(q, k, v), cache.write(layer, 0, k, v))
 
     def attend_only(cache, layer):
-        return lambda q, k, v: (attention(q, k, v, allowed, "bskh"), cache)
+        return lambda q, k, v: (attend(q, k, v), cache)
 
-    for (first, last), kept in layer_groups([n > 0 for n in lengths]):
-        attend = attend_and_keep if kept else attend_only
-        h, cache = run_layers(config, params["layers"], first, last, h, rotation, attend, cache)
-    keys = request.numbers.keys()
-    first_tokens = next_tokens(ends.logits(h[:, -1]), request.numbers, keys, jnp.int32(0))
-    tokens = jnp.full((batch, plan.steps + 1), request.pad_id, jnp.int32).at[:, 0].set(first_tokens)
-    filling = jnp.arange(batch, dtype=jnp.int32) >= request.rows
-    return DecodeState(cache, tokens, filling | _ends_text(first_tokens, request), keys, jnp.int32(0))
+    states = []
+    for begin, end in ranges:
+        for (first, last), kept in layer_groups([n > 0 for n in cache.lengths[begin:end]]):
+            how = attend_and_keep if kept else attend_only
+            layers = params["layers"]
+            h, cache = decoder.run_layers(
+                config, layers, begin + first, begin + last, h, rotation, how, cache, recall=recall
+            )
+        states.append(h[:, -1])
+    return tuple(states), cache
 
 
-@functools.partial(jax.jit, static_argnames=("config", "plan", "prompt_length"), donate_argnames=("state",))
+@functools.partial(jax.jit, static_argnames=("config", "strategy", "prompt_length"), donate_argnames=("state",))
 def decode(
     config: ModelConfig,
-    plan: Plan,
+    strategy: Strategy,
     prompt_length: int,
     params: Params,
-    state: DecodeState,
+    source: Source,
+    state: Any,
     request: Request,
     stop: jax.Array,
-) -> DecodeState:
-    """Decode steps from `state.step` up to `stop` (int32 scalar, exclusive), or until every row has finished.
+) -> Any:
+    """Decodes until `stop` tokens (int32 scalar) of every row stand, or all rows have finished. `state` is donated, so
+    that cache and tokens are updated in place.
 
-    Token s sits in column prompt_length + s for every row, so a row's own position is that column less its padding.
+    Args:
+      prompt_length: P, columns of `prefill`'s prompts.
     """
-    ends = ends_of(config, params)
-    for segment in plan.segments:
-
-        def unfinished(state: DecodeState, last: int = segment.last_step) -> jax.Array:
-            return (state.step < jnp.minimum(stop, last)) & ~jnp.all(state.finished)
-
-        def one_step(state: DecodeState, segment: Segment = segment) -> DecodeState:
-            slot = prompt_length + state.step
-            consumed = jax.lax.dynamic_slice_in_dim(state.tokens, state.step, 1, axis=1)
-            positions = (slot - request.padding)[:, None]
-            h = ends.embed(consumed, positions)
-            rotation = rotation_at(config, positions)
-            # In this segment no key lies beyond its last step; unrolled layers hand out all the slots they have.
-            slots = prompt_length + segment.last_step
-            allowed = up_to(request.padding, slot, prompt_length + plan.steps)
-
-            def attend(cache, layer):
-                def run(query, key, value):
-                    updated = cache.write(layer, slot, key, value)
-                    keys, values = updated.read(layer, slots)
-                    layout = updated.layout
-                    visible = allowed[:, :, : keys.shape[layout.index("s")]]
-                    return attention(query, keys, values, visible, layout), updated
-
-                return run
-
-            cache = state.cache
-            for first, last in segment.ranges:
-                h, cache = run_layers(config, params["layers"], first, last, h, rotation, attend, cache)
-            chosen = next_tokens(ends.logits(h[:, 0]), request.numbers, state.keys, state.step + 1)
-            chosen = jnp.where(state.finished, request.pad_id, chosen)
-            tokens = jax.lax.dynamic_update_slice_in_dim(state.tokens, chosen[:, None], state.step + 1, axis=1)
-            finished = state.finished | _ends_text(chosen, request)
-            return DecodeState(cache, tokens, finished, state.keys, state.step + 1)
-
-        state = jax.lax.while_loop(unfinished, one_step, state)
-    return state
-
-
-def _ends_text(tokens: jax.Array, request: Request) -> jax.Array:
-    """bool [B]: whether each token (int32 [B]) is an end-of-sequence id."""
-    return jnp.any(tokens[:, None] == request.eos_ids[None, :], axis=1)
+    padding = request.padding
+    if config.encoder_layers is not None:
+        prompt_length, padding = 1, jnp.zeros_like(padding)
+    cached = CachedDecoder(config, params, padding, source.memory, source.allowed)
+    return strategy.advance(cached, prompt_length, state, request, stop)

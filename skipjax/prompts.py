@@ -30,7 +30,7 @@ def encode_prompts(lm: LanguageModel, prompts: Sequence[Prompt] | np.ndarray, ma
         if not row:
             raise ValueError(f"prompt {index} has no tokens: give at least one")
         longest = lm.config.max_positions
-        if len(row) + max_new_tokens > longest:
+        if longest is not None and len(row) + max_new_tokens > longest:
             raise ValueError(
                 f"prompt {index} has {len(row)} tokens; with max_new_tokens={max_new_tokens} that is beyond the model's"
                 f" {longest} positions"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from skipjax.methods import Full, Method, SkipDecode
+from skipjax.methods import Free, Full, Method, SkipDecode
 
-_METHODS = {"full": Full, "skipdecode": SkipDecode}
+_METHODS = {"full": Full, "skipdecode": SkipDecode, "free": Free}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,15 +15,17 @@ class Recorded:
     """The method a checkpoint was trained for, which is also the one generation programs use by default.
 
     Attributes:
-      method: `Full()` or a `SkipDecode` with its horizon filled in.
+      method: `Full()`, a `SkipDecode` with its horizon filled in, or a `Free`.
       speedup_range: (lowest, highest) target speed-up where schedules were drawn from a range, all with the warm-up
         layers, horizon and shape of `method`; None for a single schedule.
+      exit_layers: after how many layers exits were trained (FREE, multi-exit training).
     """
 
-    method: Full | SkipDecode
+    method: Full | SkipDecode | Free
     speedup_range: tuple[float, float] | None = None
+    exit_layers: tuple[int, ...] = ()
 
-    def covers(self, method: Method, num_layers: int) -> bool:
+    def covers(self, method: Full | SkipDecode, num_layers: int) -> bool:
         """Whether a resolved `method` is one these weights were trained for. Full depth always is."""
         if isinstance(method, Full) or method == self.method:
             return True
@@ -44,7 +46,8 @@ class Recorded:
 
     def to_json(self) -> dict[str, Any]:
         name = next(name for name, kind in _METHODS.items() if isinstance(self.method, kind))
-        return {"method": name, **dataclasses.asdict(self.method), "speedup_range": self.speedup_range}
+        own = {"speedup_range": self.speedup_range, "exit_layers": list(self.exit_layers)}
+        return {"method": name, **dataclasses.asdict(self.method), **own}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Recorded:
@@ -52,7 +55,8 @@ class Recorded:
         try:
             fields = dict(data)
             kind, span = _METHODS[fields.pop("method")], fields.pop("speedup_range")
+            exits = tuple(int(layer) for layer in fields.pop("exit_layers", ()))
             low, high = (1.0, 1.0) if span is None else map(float, span)
-            return cls(kind(**fields), None if span is None else (low, high))
+            return cls(kind(**fields), None if span is None else (low, high), exits)
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"recorded method: {data!r} is not one this version knows") from None

@@ -64,7 +64,10 @@ class SamplingNumbers:
 
 
 def next_tokens(logits: jax.Array, numbers: SamplingNumbers, keys: jax.Array, index: jax.Array) -> jax.Array:
-    """Token ids int32 [B] from float32 logits [B, V] for generated token number `index` (int32 scalar); keys [B]."""
+    """Token ids int32 [B] from float32 logits [B, V] for generated token number `index` (int32 scalar or [B]); keys [B].
+
+    Given the key and the index, a drawn token is a function of the logits alone: equal logits give equal tokens.
+    """
 
     def greedy():
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -73,7 +76,7 @@ def next_tokens(logits: jax.Array, numbers: SamplingNumbers, keys: jax.Array, in
         # The largest logit becomes 0, which no temperature turns into infinity.
         centred = logits - jnp.max(logits, axis=-1, keepdims=True)
         kept = keep_likely(centred / numbers.temperature, numbers.top_k, numbers.top_p)
-        step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
+        step_keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(index, keys.shape))
         return jax.vmap(jax.random.categorical)(step_keys, kept).astype(jnp.int32)
 
     # A run-time branch on a scalar: greedy and sampled calls share a program, and greedy ones skip the drawing.

@@ -1,7 +1,7 @@
 """Shapes of published models, for benchmarks with random weights.
 
 The numbers are those of the config.json files on the Hugging Face Hub: HuggingFaceTB/SmolLM2-135M, facebook/opt-125m,
-facebook/opt-1.3b, meta-llama/Llama-3.2-1B.
+facebook/opt-1.3b, meta-llama/Llama-3.2-1B, google-t5/t5-small, t5-large and t5-3b, google/flan-t5-base.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ _OPT = {
     "bos_token_id": 2,
     "eos_token_id": 2,
     "pad_token_id": 1,
+}
+
+_T5 = {
+    "model_type": "t5",
+    "vocab_size": 32128,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
 }
 
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -81,6 +91,19 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "bos_token_id": 128000,
         "eos_token_id": 128001,
+    },
+    "t5-small": {**_T5, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5-large": {**_T5, "d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
+    "t5-3b": {**_T5, "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
+    "flan-t5-base": {
+        **_T5,
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 12,
+        "num_heads": 12,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,14 @@ def largest_logit_difference(lm: LanguageModel, directory: str | Path) -> float:
             f"the check compares with transformers and torch, but {error.name} is not installed; install both or leave "
             f"the check out"
         ) from None
+    config = lm.config
+    kind: Any = transformers.AutoModelForCausalLM
+    if config.encoder_layers is not None:
+        kind = transformers.AutoModelForSeq2SeqLM
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32).eval()
+        model = kind.from_pretrained(str(directory), dtype=torch.float32).eval()
     except Exception as error:  # anything
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{directory}: transformers cannot load it ({reason})") from error
@@ -41,9 +46,15 @@ def largest_logit_difference(lm: LanguageModel, directory: str | Path) -> float:
     generator = np.random.default_rng(0)
     differences = []
     for length in _LENGTHS:
-        ids = generator.integers(lm.config.vocab_size, size=(2, min(length, lm.config.max_positions)))
+        if config.max_positions is not None:
+            length = min(length, config.max_positions)
+        ids, inputs, sources = generator.integers(config.vocab_size, size=(2, length)), {}, None
+        if config.encoder_layers is not None:
+            sources = generator.integers(config.vocab_size, size=(2, length))
+            inputs["decoder_input_ids"] = torch.from_numpy(ids)
+        inputs["input_ids"] = torch.from_numpy(ids if sources is None else sources)
         with torch.inference_mode():
-            expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
-        differences.append(np.max(np.abs(forward(lm, ids) - expected)))
+            expected = model(**inputs).logits.numpy()
+        differences.append(np.max(np.abs(forward(lm, ids, sources=sources) - expected)))
     # np.max, unlike max, keeps a NaN.
     return float(np.max(differences))

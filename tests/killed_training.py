@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_training import random_examples, tiny_model
+from tiny_training import LLAMA, random_examples, tiny_model
 
 from skipjax import checkpoint
-from skipjax.training import OptimizerSettings, RunSettings, choose_shapes, skipdecode_depths, train
+from skipjax.training import OptimizerSettings, RunSettings, choose_shapes, skipdecode, train
 from skipjax.training.metrics import MetricsFile
 
 STEPS = 12
@@ -25,7 +25,7 @@ def run(
         tiny_model(),
         examples,
         choose_shapes(examples, 4, 1),
-        skipdecode_depths(3, speedup_range=(1, 2), warmup_layers=0, horizon=9),
+        skipdecode(LLAMA, speedup_range=(1, 2), warmup_layers=0, horizon=9),
         OptimizerSettings(1e-2, steps, warmup_steps=2, schedule="constant", weight_decay=0.01),
         RunSettings(**{"batch_size": 4, "save_every": 3, "log_every": 2, "eval_every": 6, **changes}),
         directory,

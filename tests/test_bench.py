@@ -23,6 +23,10 @@ CONFIG = tiny_config(num_layers=2, max_positions=32)
         ("opt-125m", 125_239_296),
         ("opt-1.3b", 1_315_758_080),
         ("llama-3.2-1b", 1_235_814_400),
+        ("t5-small", 60_506_624),
+        ("t5-large", 737_668_096),
+        ("t5-3b", 2_851_598_336),
+        ("flan-t5-base", 247_577_856),
     ],
 )
 def test_shapes_have_the_published_sizes(name: str, parameters: int) -> None:
@@ -31,7 +35,7 @@ def test_shapes_have_the_published_sizes(name: str, parameters: int) -> None:
 
 
 def test_shape_names() -> None:
-    assert len(shapes.SHAPES) == 4
+    assert len(shapes.SHAPES) == 8
     with pytest.raises(ValueError, match="did you mean 'opt-125m'"):
         shapes.shape_config("opt-125")
 

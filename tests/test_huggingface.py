@@ -456,8 +456,8 @@ class TestLoad:
             loading.load(tmp_path)
 
     def test_no_embedded_model(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(loading, "EMBEDDED", tmp_path)
-        with pytest.raises(FileNotFoundError, match=r"path must be given, .* no embedded model"):
+        monkeypatch.setattr(loading, "EMBEDDED", {"embedded": tmp_path})
+        with pytest.raises(FileNotFoundError, match=r"path must be given, .* no model in"):
             loading.load()
 
 

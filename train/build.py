@@ -1,4 +1,4 @@
-"""From flags to a training run: what `full` and `skipdecode` have in common."""
+"""From flags to a training run: what the programs have in common."""
 
 from __future__ import annotations
 
@@ -12,69 +12,78 @@ import typer
 
 from skipjax import checks, training
 from skipjax.config import ModelConfig
+from skipjax.fingerprint import fingerprint
+from skipjax.language_model import LanguageModel
+
+from .flags import RunFlags
 
 SOURCES = (
     *("model", "init", "tokenizer", "data", "split", "limit", "prompt_template", "target_column"),
     *("max_prompt_tokens", "max_target_tokens", "max_shapes"),
 )
+OPTIMIZER = ("learning_rate", "steps", "warmup_steps", "schedule", "clip", "weight_decay")
+RUN = (
+    *("batch_size", "accumulate", "seed", "dtype", "rematerialise"),
+    *("save_every", "log_every", "eval_every", "keep"),
+)
+COLUMNS = ("prompt_template", "target_column", "max_prompt_tokens", "max_target_tokens")
 
 
-def start(flags: dict[str, Any], depths_of: Callable[[ModelConfig, int], training.Depths]) -> None:
-    """Runs training. `depths_of(config, tokens of the longest target)` makes the schedules."""
+def start(
+    flags: RunFlags,
+    curriculum_of: Callable[[ModelConfig, int], training.Curriculum],
+    *,
+    prepare: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
+    describe: Callable[[LanguageModel, Path], None] | None = None,
+) -> None:
+    """Runs training. `curriculum_of(config, tokens of the longest target)` says what for, `prepare` changes the model
+    before it starts, and `describe` is that of `training.train`."""
+
+    def chosen(names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: getattr(flags, name) for name in names}
+
     quiet()
-    optimizer = training.OptimizerSettings(
-        name=flags["optimizer"],
-        **{
-            name: flags[name] for name in ("learning_rate", "steps", "warmup_steps", "schedule", "clip", "weight_decay")
-        },
-    )
-    run = training.RunSettings(
-        **{
-            name: flags[name]
-            for name in (
-                *("batch_size", "accumulate", "seed", "dtype", "rematerialise"),
-                *("save_every", "log_every", "eval_every", "keep"),
-            )
-        }
-    )
-    training.check_directory(flags["out"], flags["resume"])
-    rows = training.load_rows(flags["data"], split=flags["split"], limit=flags["limit"])
+    optimizer = training.OptimizerSettings(name=flags.optimizer, **chosen(OPTIMIZER))  # type: ignore[arg-type]
+    run = training.RunSettings(**chosen(RUN))
+    max_shapes = checks.integer("max_shapes", flags.max_shapes, 1)
+    training.check_directory(flags.out, flags.resume)
+    rows = training.load_rows(flags.data, split=flags.split, limit=flags.limit)
     eval_rows = None
-    if flags["eval_data"] is not None:
-        eval_rows = training.load_rows(flags["eval_data"], split=flags["split"], limit=flags["eval_limit"])
-    lm = training.starting_point(flags["model"], flags["init"], flags["tokenizer"], flags["seed"])
+    if flags.eval_data is not None:
+        eval_rows = training.load_rows(flags.eval_data, split=flags.split, limit=flags.eval_limit)
+    lm = prepare(training.starting_point(flags.model, flags.init, flags.tokenizer, flags.seed))
     assert lm.tokenizer is not None, "starting_point gives one"
-    columns = {
-        name: flags[name] for name in ("prompt_template", "target_column", "max_prompt_tokens", "max_target_tokens")
-    }
+    columns = chosen(COLUMNS)
     examples = training.tokenize(rows, lm.tokenizer, lm.config, **columns)
     validation = None if eval_rows is None else training.tokenize(eval_rows, lm.tokenizer, lm.config, **columns)
-    checks.integer("max_shapes", flags["max_shapes"], 1)
-    shapes = training.choose_shapes(examples, run.batch_size * run.accumulate, flags["max_shapes"])
-    depths = depths_of(lm.config, shapes.longest_target)
-    report_data(examples, shapes, depths, lm.config.num_layers)
-    sources = {name: str(flags[name]) if isinstance(flags[name], Path) else flags[name] for name in SOURCES}
+    shapes = training.choose_shapes(examples, run.batch_size * run.accumulate, max_shapes)
+    curriculum = curriculum_of(lm.config, shapes.longest_target)
+    report_data(examples, shapes, curriculum)
+    sources = {name: str(value) if isinstance(value, Path) else value for name, value in chosen(SOURCES).items()}
+    if curriculum.trained is not None:  # a resumed run takes the rest from here again
+        sources["base_fingerprint"] = fingerprint(lm)
     training.train(
         lm,
         examples,
         shapes,
-        depths,
+        curriculum,
         optimizer,
         run,
-        flags["out"],
+        flags.out,
         validation=validation,
         sources=sources,
-        resume=flags["resume"],
+        resume=flags.resume,
+        describe=describe,
         report=typer.echo,
     )
 
 
-def report_data(examples: training.Examples, shapes: Any, depths: training.Depths, num_layers: int) -> None:
+def report_data(examples: training.Examples, shapes: Any, curriculum: training.Curriculum) -> None:
     typer.echo(f"{len(examples)} examples" + "".join(f", {n} left out: {why}" for why, n in examples.dropped.items()))
     pairs = ", ".join(f"{prompt}+{target}" for prompt, target in shapes.shapes)
     typer.echo(f"padded to prompt+target tokens {pairs}: padding {training.padding_share(examples, shapes):.1%}")
-    for method in depths.methods:
-        typer.echo(f"trains {method} (target speed-up {method.target_speedup(num_layers):.2f})")
+    for objective, speedup in zip(curriculum.objectives, curriculum.speedups, strict=True):
+        typer.echo(f"trains {objective}" + (f" (target speed-up {speedup:.2f})" if speedup > 1 else ""))
 
 
 def quiet() -> None:

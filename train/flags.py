@@ -1,9 +1,13 @@
-"""Flags that the training programs share."""
+"""Flags of the training programs, and how those that all have are declared once."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -14,39 +18,87 @@ PromptTemplate = Annotated[str, typer.Option(help='Prompt with {column} fields, 
 TargetColumn = Annotated[str, typer.Option(help="Column with the text to generate.")]
 Split = Annotated[str, typer.Option(help="Split of a hub data set.")]
 Limit = Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")]
-Out = Annotated[Path, typer.Option(help="New directory for checkpoints and metrics.jsonl.")]
 
-Model = Annotated[
-    str | None, typer.Option(help="Hugging Face directory or hub id, or a skipjax directory.", show_default=False)
-]
-Init = Annotated[
-    Path | None, typer.Option(help="Instead of --model: a config.json, for random weights.", show_default=False)
-]
-TokenizerFiles = Annotated[
-    Path | None, typer.Option("--tokenizer", help="With --init: directory with a tokenizer.json.", show_default=False)
-]
-MaxPromptTokens = Annotated[int | None, typer.Option(help="Leave out longer prompts.", show_default="no limit")]
-MaxTargetTokens = Annotated[int | None, typer.Option(help="Leave out longer targets.", show_default="no limit")]
-EvalData = Annotated[str | None, typer.Option(help="Data for the validation loss.", show_default=False)]
-EvalEvery = Annotated[int, typer.Option(help="Steps between validations.")]
-EvalLimit = Annotated[int, typer.Option(help="Rows of --eval-data to use.")]
 
-Steps = Annotated[int, typer.Option(help="Updates in all.")]
-BatchSize = Annotated[int, typer.Option(help="Examples per forward pass.")]
-Accumulate = Annotated[int, typer.Option(help="Forward passes per update.")]
-LearningRate = Annotated[float, typer.Option(help="Highest learning rate.")]
-Optimizer = Annotated[str, typer.Option(help="adamw or adafactor.")]
-WarmupSteps = Annotated[int, typer.Option(help="Updates over which the learning rate rises.")]
-Schedule = Annotated[str, typer.Option(help="How the learning rate falls: cosine, linear or constant.")]
-Clip = Annotated[float, typer.Option(help="Largest global gradient norm; 0 for none.")]
-WeightDecay = Annotated[float, typer.Option(help="Decoupled weight decay; not on norms and biases.")]
-Dtype = Annotated[str, typer.Option(help="To compute in: float32 or bfloat16. Parameters stay float32.")]
-Rematerialise = Annotated[bool, typer.Option("--rematerialise", help="Less memory for about a third more work.")]
-MaxShapes = Annotated[
-    int | None, typer.Option(help="Padded batch shapes: more pad less and compile longer.", show_default="8, or 4")
-]
-Seed = Annotated[int, typer.Option(help="Of the order of examples, drawn schedules and fresh weights.")]
-SaveEvery = Annotated[int, typer.Option(help="Steps between checkpoints.")]
-LogEvery = Annotated[int, typer.Option(help="Steps between lines of metrics.jsonl.")]
-Keep = Annotated[int, typer.Option(help="Newest checkpoints to keep, besides the best.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """What every training program takes, in the order of --help."""
+
+    data: Data
+    prompt_template: PromptTemplate
+    target_column: TargetColumn
+    steps: Annotated[int, typer.Option(help="Updates in all.")]
+    batch_size: Annotated[int, typer.Option(help="Examples per forward pass.")]
+    learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")]
+    out: Annotated[Path, typer.Option(help="New directory for checkpoints and metrics.jsonl.")]
+    model: Annotated[
+        str | None, typer.Option(help="Hugging Face directory or hub id, or a skipjax directory.", show_default=False)
+    ] = None
+    init: Annotated[
+        Path | None, typer.Option(help="Instead of --model: a config.json, for random weights.", show_default=False)
+    ] = None
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="With --init: directory with a tokenizer.json.", show_default=False)
+    ] = None
+    split: Split = "train"
+    limit: Limit = None
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Leave out longer prompts.", show_default="no limit")
+    ] = None
+    max_target_tokens: Annotated[
+        int | None, typer.Option(help="Leave out longer targets.", show_default="no limit")
+    ] = None
+    eval_data: Annotated[str | None, typer.Option(help="Data for the validation loss.", show_default=False)] = None
+    eval_every: Annotated[int, typer.Option(help="Steps between validations.")] = 500
+    eval_limit: Annotated[int, typer.Option(help="Rows of --eval-data to use.")] = 512
+    accumulate: Annotated[int, typer.Option(help="Forward passes per update.")] = 1
+    optimizer: Annotated[str, typer.Option(help="adamw or adafactor.")] = "adamw"
+    warmup_steps: Annotated[int, typer.Option(help="Updates over which the learning rate rises.")] = 0
+    schedule: Annotated[str, typer.Option(help="How the learning rate falls: cosine, linear or constant.")] = "cosine"
+    clip: Annotated[float, typer.Option(help="Largest global gradient norm; 0 for none.")] = 1.0
+    weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay; not on norms and biases.")] = 0.0
+    dtype: Annotated[str, typer.Option(help="To compute in: float32 or bfloat16. Parameters stay float32.")] = "float32"
+    rematerialise: Annotated[bool, typer.Option("--rematerialise", help="Less memory for about a third more work.")] = (
+        False
+    )
+    max_shapes: Annotated[int | None, typer.Option(help="Padded batch shapes: more pad less and compile longer.")] = 8
+    seed: Annotated[int, typer.Option(help="Of the order of examples, drawn schedules and fresh weights.")] = 0
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 500
+    log_every: Annotated[int, typer.Option(help="Steps between lines of metrics.jsonl.")] = 10
+    keep: Annotated[int, typer.Option(help="Newest checkpoints to keep, besides the best.")] = 2
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False
+
+
+def with_run_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a program whose first argument is a `RunFlags`: these flags beside the program's own.
+
+    The flags that must be given come first in --help, then the program's own, then the others. `defaults` replaces
+    defaults of `RunFlags`.
+    """
+    hints = get_type_hints(RunFlags, include_extras=True)
+    required: list[inspect.Parameter] = []
+    optional: list[inspect.Parameter] = []
+    for field in dataclasses.fields(RunFlags):
+        default = defaults.get(field.name, field.default)
+        given = default is not dataclasses.MISSING
+        (optional if given else required).append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default if given else inspect.Parameter.empty,
+                annotation=hints[field.name],
+            )
+        )
+
+    def decorate(program: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(program, eval_str=True).parameters.values()
+        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+
+        @functools.wraps(program)
+        def command(**given: Any) -> None:
+            program(RunFlags(**{name: given.pop(name) for name in hints}), **given)
+
+        setattr(command, "__signature__", inspect.Signature([*required, *own, *optional]))  # noqa: B010
+        return command
+
+    return decorate

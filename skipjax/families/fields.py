@@ -22,6 +22,10 @@ transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bf
 """
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
 
+# Hugging Face's activation names -> ours.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
+ACTIVATIONS |= {"gelu_fast": "gelu_new", "silu": "silu", "swish": "silu"}
+
 # Fields that do change the forward pass, with the only values under which they do not.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),

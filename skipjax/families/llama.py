@@ -9,13 +9,13 @@ from typing import Any
 
 from skipjax import checks
 from skipjax.config import ModelConfig, RopeConfig
-from skipjax.families.fields import Fields, token_id_fields
+from skipjax.families.fields import ACTIVATIONS, Fields, token_id_fields
 
 MODEL_TYPE = "llama"
 ARCHITECTURE = "LlamaForCausalLM"
 
 # Our path -> Hugging Face's name; a module's parameters follow `skipjax.families.LEAVES`.
-WEIGHTS = {
+_WEIGHTS = {
     "ends.tokens": "model.embed_tokens.weight",
     "ends.final_norm": "model.norm",
     "ends.head": "lm_head",
@@ -33,10 +33,8 @@ PREFIXES: tuple[str, ...] = ("model.",)  # left out where the bare decoder was s
 LEFT_OVERS: tuple[str, ...] = (
     r".*\.rotary_emb\.inv_freq",
 )  # computed from the config; saved as buffers before transformers 4.32
-
-# Hugging Face's activation names -> ours, where they differ.
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new"}
-ACTIVATIONS |= {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+COPIES: tuple[str, ...] = ()
+TIED_BY_WEIGHTS = False
 
 _WITHOUT_EFFECT = frozenset({"initializer_range", "is_llama_config", "max_sequence_length", "mlp_dropout"})
 _ONLY_VALUES = {
@@ -45,6 +43,10 @@ _ONLY_VALUES = {
     "pretraining_tp": (None, 1),  # other values sum in pieces, which is the same only up to rounding
     "rope_interleaved": (False,),
 }
+
+
+def weights(config: ModelConfig) -> dict[str, str]:
+    return _WEIGHTS
 
 
 def from_huggingface(data: dict[str, Any]) -> ModelConfig:

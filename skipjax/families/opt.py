@@ -9,13 +9,13 @@ from typing import Any
 
 from skipjax import checks
 from skipjax.config import ModelConfig
-from skipjax.families.fields import Fields, token_id_fields
+from skipjax.families.fields import ACTIVATIONS, Fields, token_id_fields
 
 MODEL_TYPE = "opt"
 ARCHITECTURE = "OPTForCausalLM"
 
 # Our path -> Hugging Face's name; a module's parameters follow `skipjax.families.LEAVES`.
-WEIGHTS = {
+_WEIGHTS = {
     "ends.tokens": "model.decoder.embed_tokens.weight",
     "ends.positions": "model.decoder.embed_positions.weight",
     "ends.project_in": "model.decoder.project_in",
@@ -36,14 +36,17 @@ PREFIXES: tuple[str, ...] = (
     "model.decoder.",
 )  # left out by early conversions and where the bare decoder was saved
 LEFT_OVERS: tuple[str, ...] = (r"(model\.)?decoder\.version",)  # fairseq's format number
-
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new"}
-ACTIVATIONS |= {"silu": "silu", "swish": "silu", "gelu_fast": "gelu_new"}
+COPIES: tuple[str, ...] = ()
+TIED_BY_WEIGHTS = False
 
 POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding keeps two rows before position 0
 NORM_EPSILON = 1e-5  # torch.nn.LayerNorm's default, which OPT never changes
 
 _WITHOUT_EFFECT = frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"})
+
+
+def weights(config: ModelConfig) -> dict[str, str]:
+    return _WEIGHTS
 
 
 def from_huggingface(data: dict[str, Any]) -> ModelConfig:

@@ -2,6 +2,7 @@
 
 A batch is laid out exactly as in decoding: prompts padded at the left to P columns, targets at the right to T columns.
 Decode step s consumes target token s in column P + s; column P - 1, the end of the prompt, predicts target token 0.
+An encoder-decoder model's encoder reads the P columns, its decoder a start token and then the same T - 1 columns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Batch(NamedTuple):
 
     @property
     def real_tokens(self) -> int:
-        """Columns of the model's input that are not padding; the last target token is never an input."""
+        """Columns of the model's input that are not padding; the last target token is never an input. (The start
+        token of an encoder-decoder model is not counted.)"""
         return int(self.prompts.size - self.padding.sum() + np.maximum(self.lengths - 1, 0).sum())
 
     @property

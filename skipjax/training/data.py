@@ -214,7 +214,7 @@ def tokenize(
             reason = f"prompt over {max_prompt_tokens} tokens"
         elif max_target_tokens is not None and len(target) > max_target_tokens:
             reason = f"target over {max_target_tokens} tokens"
-        elif len(prompt) + len(target) - 1 > config.max_positions:
+        elif config.max_positions is not None and len(prompt) + len(target) - 1 > config.max_positions:
             reason = f"over the model's {config.max_positions} positions"
         else:
             prompts.append(prompt)

@@ -19,13 +19,13 @@ from skipjax import checkpoint, checks
 from skipjax.decoder import abstract_params, stack_layers
 from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, SkipDecode
 from skipjax.training.batches import Batch, Shapes, batch_order, bucket_sizes, make_batch
+from skipjax.training.curriculum import Curriculum, speedup_label
 from skipjax.training.data import Examples
-from skipjax.training.depths import Depths, speedup_label
+from skipjax.training.loss import Objective
 from skipjax.training.metrics import MetricsFile
 from skipjax.training.optimizer import OptimizerSettings, learning_rate_at
-from skipjax.training.step import StepOptions, TrainState, initial_state, loss_step, train_step
+from skipjax.training.step import StepOptions, TrainState, initial_state, loss_step, parted, train_step
 
 SETTINGS = "training.json"
 MAY_CHANGE = ("steps", "save_every", "log_every", "eval_every", "keep")  # settings that a resumed run may change
@@ -108,7 +108,7 @@ def train(
     lm: LanguageModel,
     examples: Examples,
     shapes: Shapes,
-    depths: Depths,
+    curriculum: Curriculum,
     optimizer: OptimizerSettings,
     run: RunSettings,
     directory: str | Path,
@@ -116,6 +116,7 @@ def train(
     validation: Examples | None = None,
     sources: dict[str, Any] | None = None,
     resume: bool = False,
+    describe: Callable[[LanguageModel, Path], None] | None = None,
     report: Callable[[str], None] = print,
 ) -> None:
     """Trains `lm` until `optimizer.steps` updates are done; `skipjax.load(directory)` opens the result.
@@ -126,22 +127,29 @@ def train(
       lm: the weights to start from (resuming takes those of the newest checkpoint). Its arrays are donated: it cannot
         be used afterwards.
       examples, shapes: from `tokenize` and `choose_shapes`.
-      depths: which layers run in which decode steps.
-      validation: examples whose loss is computed every `run.eval_every` updates, at full depth and with each schedule.
+      curriculum: what is trained.
+      validation: examples whose losses, `curriculum.validated`, are computed every `run.eval_every` updates.
       sources: where model and data come from, as JSON; a resumed run must have the same.
+      describe: writes skipjax.json for the model (with what it is trained for as `recorded`) into the directory; by
+        default that of a whole model, `checkpoint.write_description`. Where only a part is trained, checkpoints hold
+        only that part.
       report: takes lines for the user.
     Raises:
       ValueError: the directory is taken, settings differ from those of the run to resume, or the loss is not finite.
     """
     directory = Path(directory).absolute()
-    settings = _settings(lm, depths, optimizer, run, examples, sources or {})
+    settings = _settings(lm, curriculum, optimizer, run, examples, sources or {})
     check_directory(directory, resume)
     check_settings(directory, settings)
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / SETTINGS, settings)
-    checkpoint.write_description(dataclasses.replace(lm, recorded=depths.recorded), directory, "float32")
+    described = dataclasses.replace(lm, recorded=curriculum.recorded)
+    if describe is None:
+        checkpoint.write_description(described, directory, "float32")
+    else:
+        describe(described, directory)
     with checkpoint.open_manager(directory, keep=run.keep, use="train") as manager:
-        trainer = _Trainer(lm, examples, shapes, depths, optimizer, run, manager, report)
+        trainer = _Trainer(lm, examples, shapes, curriculum, optimizer, run, manager, report)
         if trainer.progress.step >= optimizer.steps:
             report(f"{directory} has already reached step {trainer.progress.step} of {optimizer.steps}: nothing to do")
             return
@@ -154,7 +162,7 @@ def train(
 
 def _settings(
     lm: LanguageModel,
-    depths: Depths,
+    curriculum: Curriculum,
     optimizer: OptimizerSettings,
     run: RunSettings,
     examples: Examples,
@@ -165,7 +173,8 @@ def _settings(
         **sources,
         "data_sha256": _digest(examples),
         "config": _as_json(lm.config.to_json()),
-        "method": _as_json(depths.recorded.to_json()),
+        "method": _as_json(curriculum.recorded.to_json()),
+        **_as_json(dict(curriculum.settings)),
         "execution": lm.execution,
         **{renamed.get(name, name): value for name, value in dataclasses.asdict(optimizer).items()},
         **dataclasses.asdict(run),
@@ -197,13 +206,13 @@ class _Trainer:
         lm: LanguageModel,
         examples: Examples,
         shapes: Shapes,
-        depths: Depths,
+        curriculum: Curriculum,
         optimizer: OptimizerSettings,
         run: RunSettings,
         manager: ocp.CheckpointManager,
         report: Callable[[str], None],
     ):
-        self.config, self.examples, self.shapes, self.depths = lm.config, examples, shapes, depths
+        self.config, self.examples, self.shapes, self.curriculum = lm.config, examples, shapes, curriculum
         self.optimizer, self.run, self.manager, self.report = optimizer, run, manager, report
         self.pad_id = lm.config.pad_id or 0
         self.progress = Progress()
@@ -214,14 +223,14 @@ class _Trainer:
 
     def _start(self, lm: LanguageModel) -> TrainState:
         params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), lm.params)
-        return initial_state(params, self.optimizer)
+        return initial_state(params, self.optimizer, self.curriculum.trained)
 
     def _resume(self, lm: LanguageModel, step: int) -> TrainState:
-        scanned = lm.execution == "scanned"
-        jax.tree.map(lambda leaf: leaf.delete(), lm.params)  # no room for them beside those of the checkpoint
-        stored = abstract_params(self.config)
-        trained = abstract_params(self.config, execution=lm.execution)
-        state = jax.eval_shape(lambda params: initial_state(params, self.optimizer), trained)
+        replaced, frozen = parted(lm.params, self.curriculum.trained)
+        jax.tree.map(lambda leaf: leaf.delete(), replaced)  # no room for them beside those of the checkpoint
+        stored, _ = parted(abstract_params(self.config), self.curriculum.trained)
+        shapes, _ = parted(abstract_params(self.config, execution=lm.execution), self.curriculum.trained)
+        state = jax.eval_shape(lambda params: initial_state(params, self.optimizer), shapes)
         items = checkpoint.restore_step(
             self.manager, step, {"params": stored, "optimizer": state.optimizer, "progress": None}
         )
@@ -229,8 +238,10 @@ class _Trainer:
             self.progress = Progress(**items["progress"])
         except TypeError as error:
             raise ValueError(f"checkpoint {str(self.manager.directory / str(step))!r} is damaged ({error})") from None
-        params = stack_layers(items["params"]) if scanned else items["params"]
-        return TrainState(params, items["optimizer"])
+        params = items["params"]
+        if "layers" in params and lm.execution == "scanned":
+            params = stack_layers(params)
+        return TrainState(params, items["optimizer"], frozen)
 
     def _begin_window(self) -> None:
         self.timed_tokens = 0
@@ -247,21 +258,19 @@ class _Trainer:
             while progress.step < last:
                 shape, indices = next(order)
                 batch = make_batch(self.examples, indices, self.shapes.shapes[shape], update_size, self.pad_id)
-                method = self.depths.draw(self.run.seed, progress.step)
-                results = self._update(batch, method)
+                objective, speedup = self.curriculum.draw(self.run.seed, progress.step)
+                results = self._update(batch, objective)
                 progress.step += 1
-                speedup = method.target_speedup(self.config.num_layers)
                 progress.window.append([results["loss"], speedup, batch.columns, batch.real_tokens])
                 self._after_update(results, validation, bar)
                 bar.update()
         self._untimed(self.manager.wait_until_finished)
 
-    def _options(self, method: Full | SkipDecode, target_size: int, accumulate: int) -> StepOptions:
-        kept = method.plan(self.config.num_layers, target_size - 1).kept
-        return StepOptions(self.config, kept, self.run.dtype, self.run.rematerialise, accumulate)
+    def _options(self, objective: Objective, accumulate: int) -> StepOptions:
+        return StepOptions(self.config, objective, self.run.dtype, self.run.rematerialise, accumulate)
 
-    def _update(self, batch: Batch, method: Full | SkipDecode) -> dict[str, jax.Array]:
-        options = self._options(method, batch.targets.shape[1], self.run.accumulate)
+    def _update(self, batch: Batch, objective: Objective) -> dict[str, jax.Array]:
+        options = self._options(objective, self.run.accumulate)
         program = (options, batch.prompts.shape, batch.targets.shape)
 
         def update():
@@ -314,7 +323,7 @@ class _Trainer:
             "tokens_per_second": rate,
             "padding": 1 - sum(real_tokens) / sum(columns),
         }
-        if len(self.depths.methods) > 1:
+        if len(self.curriculum.objectives) > 1:
             line["speedup"] = speedups[-1]
             by_speedup: dict[float, list[float]] = {}
             for one, speedup in zip(losses, speedups, strict=True):
@@ -330,32 +339,30 @@ class _Trainer:
         self.progress.window = []
         self._begin_window()
 
-    def _label(self, method: Full | SkipDecode) -> str:
-        return speedup_label(method.target_speedup(self.config.num_layers))
-
     def _validate(self, validation: Examples) -> dict[str, Any]:
-        """Mean loss per target token: of each method, and of those trained on average."""
+        """Mean losses per target token by label, and the one loss that checkpoints are compared by."""
         shape = (
             bucket_sizes([len(prompt) for prompt in validation.prompts], 1)[0],
             bucket_sizes([len(target) for target in validation.targets], 1)[0],
         )
         losses = {}
-        for label, method in self.depths.validated(self.config.num_layers).items():
-            options, sums = self._options(method, shape[1], 1), []
+        for label, objective in self.curriculum.validated.items():
+            options, sums = self._options(objective, 1), []
             for first in range(0, len(validation), self.run.batch_size):
                 indices = range(first, min(first + self.run.batch_size, len(validation)))
                 batch = make_batch(validation, indices, shape, self.run.batch_size, self.pad_id)
-                sums.append(loss_step(self.state.params, batch, options))
+                sums.append(loss_step(self.state.model, batch, options))
             losses[label] = sum(float(total) for total, _ in sums) / sum(float(tokens) for _, tokens in sums)
-        trained = [losses.get(self._label(method), losses["full"]) for method in self.depths.methods]
-        return {"validation_loss": sum(trained) / len(trained), "validation_losses": losses}
+        rated = sum(weight * losses[label] for label, weight in self.curriculum.rated.items())
+        return {"validation_loss": rated, "validation_losses": losses}
 
     def _save(self, validation_loss: float | None) -> None:
         self.progress.window = [[float(loss), *counts] for loss, *counts in self.progress.window]
+        params = self.state.params
         checkpoint.save_step(
             self.manager,
             self.progress.step,
-            checkpoint.unrolled(self.state.params),
+            checkpoint.unrolled(params) if "layers" in params else params,
             self.state.optimizer,
             dataclasses.asdict(self.progress),
             validation_loss,

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_models import tiny_config
-from tiny_training import LLAMA, OPT, random_batch
+from tiny_training import LLAMA, OPT, T5, bottom, cross_entropies, predicted, random_batch, wide_params
 
 from skipjax import decoder
 from skipjax.attention import attention, causal
 from skipjax.methods import Full, SkipDecode
-from skipjax.training.loss import target_loss
+from skipjax.training.loss import ExitToken, NextToken
 
 METHODS = {
     "full": Full(),
@@ -24,8 +24,10 @@ METHODS = {
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def masked_loss(config, params, tokens, padding, active, wanted):
+def masked_loss(config, params, tokens, padding, active, wanted, source):
     """Every layer on every column of tokens [B, C], and `where` by active [L, C]; wanted [B, C, V] picks the losses.
+
+    `source` is what an encoder reads: tokens [B, S] and padding [B], or None.
 
     Here the layers are looped over and `active` is dynamic: nothing of the sliced version is used but the block.
     """
@@ -35,13 +37,17 @@ def masked_loss(config, params, tokens, padding, active, wanted):
         ends = decoder.ends_of(config, params)
         allowed = causal(padding, tokens.shape[1])
         turned = decoder.rotation_at(config, positions)
+        bias = decoder.decoder_bias(config, params, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape[1])
+        memory = None if source is None else decoder.encode(config, params, *source)
+        recall = decoder.recall_from(config, memory)
 
         def attend(carry, _layer):
-            return lambda q, k, v: (attention(q, k, v, allowed, "bskh"), carry)
+            scaled = config.scale_attention
+            return lambda q, k, v: (attention(q, k, v, allowed, "bskh", scaled=scaled, bias=bias), carry)
 
         def one_layer(h, layer):
             block, runs = layer
-            changed, _ = decoder.run_layers(config, [block], 0, 1, h, turned, attend, None)
+            changed, _ = decoder.run_layers(config, [block], 0, 1, h, turned, attend, None, recall=recall)
             return jnp.where(runs[None, :, None], changed, h), None
 
         h, _ = jax.lax.scan(one_layer, ends.embed(tokens, positions), (params["layers"], active))
@@ -51,8 +57,11 @@ def masked_loss(config, params, tokens, padding, active, wanted):
 
 
 def by_masking(config, params, batch, method):
-    prompt_size, target_size = batch.prompts.shape[1], batch.targets.shape[1]
-    tokens = np.concatenate([batch.prompts, batch.targets], axis=1)
+    prompts, padding, source, target_size = batch.prompts, batch.padding, None, batch.targets.shape[1]
+    if config.encoder_layers is not None:
+        source, prompts, padding = (prompts, padding), np.full_like(prompts[:, :1], config.start_id), padding * 0
+    prompt_size = prompts.shape[1]
+    tokens = np.concatenate([prompts, batch.targets], axis=1)
     active = np.ones((config.num_layers, tokens.shape[1]), bool)
     for segment in method.plan(config.num_layers, target_size).segments:
         for layer in range(config.num_layers):
@@ -61,30 +70,31 @@ def by_masking(config, params, batch, method):
     for row, length in enumerate(batch.lengths):
         for index in range(length):
             wanted[row, prompt_size - 1 + index, batch.targets[row, index]] = 1
-    stacked = decoder.stack_layers({**params, "layers": list(params["layers"])})
-    total, gradient = masked_loss(config, stacked, tokens, batch.padding, active, wanted)
-    return total, decoder.unstack_layers(gradient, config.num_layers)
+    total, gradient = masked_loss(config, stacked(params), tokens, padding, active, wanted, source)
+    return total, decoder.unstack_layers(gradient)
+
+
+def stacked(params):
+    """Of the same arrays, which stay whole."""
+    lists = {"layers": list(params["layers"])}
+    if "encoder" in params:
+        lists["encoder"] = {**params["encoder"], "layers": list(params["encoder"]["layers"])}
+    return decoder.stack_layers({**params, **lists})
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
-def sliced_loss(config, params, batch, kept):
-    return jax.value_and_grad(lambda params: target_loss(config, params, batch, kept), has_aux=True)(params)
-
-
-def wide_params(config):
-    """Weights wide enough for what a layer does to a column to show in the loss."""
-    return jax.tree.map(lambda leaf: leaf * 5 if leaf.ndim > 1 else leaf, decoder.init_params(config, 0))
+def sliced_loss(config, params, batch, method):
+    return jax.value_and_grad(lambda params: NextToken(method).loss(config, params, batch), has_aux=True)(params)
 
 
 @pytest.mark.parametrize(
     ("config", "name"),
-    [*((LLAMA, name) for name in METHODS), (OPT, "linear")],
+    [*((LLAMA, name) for name in METHODS), (OPT, "linear"), (T5, "linear"), (T5, "no warm-up")],
     ids=lambda value: value if isinstance(value, str) else value.family,
 )
 def test_loss_and_gradient_equal_the_masked_ones(config, name):
     batch, method, params = random_batch(3), METHODS[name], wide_params(config)
-    kept = method.plan(config.num_layers, batch.targets.shape[1] - 1).kept
-    (total, tokens), gradient = sliced_loss(config, params, batch, kept)
+    (total, tokens), gradient = sliced_loss(config, params, batch, method)
     expected, expected_gradient = by_masking(config, params, batch, method)
     assert int(tokens) == batch.lengths.sum()
     np.testing.assert_allclose(total, expected, rtol=1e-5)
@@ -100,8 +110,29 @@ def test_methods_differ():
     assert len({f"{loss:.3f}" for loss in losses.values()}) == len(METHODS) - 1
 
 
-def test_padding_does_not_matter():
-    batch, params = random_batch(3), wide_params(LLAMA)
+@pytest.mark.parametrize("method", [None, METHODS["linear"]], ids=["full", "skipdecode"])
+def test_encoder_decoder_loss_by_hand(method):
+    batch, params = random_batch(3), wide_params(T5)
+    expected = cross_entropies(predicted(T5, params, batch, method), batch)
+    (total, tokens), _ = sliced_loss(T5, params, batch, method or Full())
+    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+    assert int(tokens) == len(expected)
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)
+def test_loss_at_an_exit_is_that_of_the_model_that_ends_there(config):
+    batch, params = random_batch(3), wide_params(config)
+    loss = jax.jit(lambda params: ExitToken(2).loss(config, params, batch))
+    expected = cross_entropies(predicted(*bottom(config, params, 2), batch), batch)
+    for form in (params, stacked(params)):
+        total, tokens = loss(form)
+        np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+        assert int(tokens) == len(expected)
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)
+def test_padding_does_not_matter(config):
+    batch, params = random_batch(3), wide_params(config)
     rng = np.random.default_rng(1)
     before = np.arange(7)[None] < batch.padding[:, None]
     after = np.arange(9)[None] >= batch.lengths[:, None]
@@ -111,17 +142,15 @@ def test_padding_does_not_matter():
         prompts=np.where(before, rng.integers(0, 31, before.shape), batch.prompts).astype(np.int32),
         targets=np.where(after, rng.integers(0, 31, after.shape), batch.targets).astype(np.int32),
     )
-    kept = METHODS["linear"].plan(3, 8).kept
-    (first, _), _ = sliced_loss(LLAMA, params, batch, kept)
-    (second, _), _ = sliced_loss(LLAMA, params, other, kept)
+    (first, _), _ = sliced_loss(config, params, batch, METHODS["linear"])
+    (second, _), _ = sliced_loss(config, params, other, METHODS["linear"])
     np.testing.assert_allclose(first, second, rtol=1e-6)
 
 
 def test_one_target_token():
     """T = 1: the prompt alone predicts it, and no decode step is run, whatever the method."""
     batch, params = random_batch(3, (7, 1)), wide_params(LLAMA)
-    kept = SkipDecode(3, 2, horizon=8).plan(3, 0).kept
-    (total, tokens), _ = sliced_loss(LLAMA, params, batch, kept)
+    (total, tokens), _ = sliced_loss(LLAMA, params, batch, SkipDecode(3, 2, horizon=8))
     assert int(tokens) == 3
     np.testing.assert_allclose(total, by_masking(LLAMA, params, batch, Full())[0], rtol=1e-5)
 
@@ -129,9 +158,8 @@ def test_one_target_token():
 def flops(method, target_size):
     """By XLA's cost analysis of the gradient, at a size where layers outweigh the head."""
     config = tiny_config("llama", 8, vocab_size=31)
-    kept = method.plan(8, target_size - 1).kept
     batch = random_batch(2, (8, target_size))
-    step = jax.jit(jax.grad(lambda params: target_loss(config, params, batch, kept)[0]))
+    step = jax.jit(jax.grad(lambda params: NextToken(method).loss(config, params, batch)[0]))
     return step.lower(decoder.abstract_params(config)).cost_analysis()["flops"]
 
 

@@ -13,11 +13,11 @@ from tiny_training import LLAMA, assert_trees_equal, random_batch
 
 from skipjax import decoder
 from skipjax.methods import SkipDecode
+from skipjax.training.loss import NextToken
 from skipjax.training.optimizer import OptimizerSettings, apply_gradient, decayed, learning_rate_at, make_optimizer
 from skipjax.training.step import StepOptions, initial_state, loss_step, train_step
 
-KEPT = SkipDecode(3, 2, horizon=8).plan(3, 8).kept
-OPTIONS = StepOptions(LLAMA, KEPT)
+OPTIONS = StepOptions(LLAMA, NextToken(SkipDecode(3, 2, horizon=8)))
 PLAIN = OptimizerSettings(1e-2, 100, schedule="constant")
 
 
@@ -58,7 +58,7 @@ def test_rematerialised_equals_kept(reference):
 def test_scanned_equals_unrolled(reference):
     state, results = updated(scanned=True)
     np.testing.assert_allclose(results["gradient_norm"], reference[1]["gradient_norm"], rtol=1e-5)
-    layers = decoder.unstack_layers(state.optimizer[1].mu, 3)
+    layers = decoder.unstack_layers(state.optimizer[1].mu)
     for one, other in zip(jax.tree.leaves(layers), jax.tree.leaves(reference[0].optimizer[1].mu), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-7)
 

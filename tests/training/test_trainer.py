@@ -12,12 +12,14 @@ import killed_training
 import numpy as np
 import pytest
 from killed_training import STEPS, run
+from tiny_models import tiny_config
 from tiny_training import LLAMA, assert_trees_equal, random_examples
 
 from skipjax import checkpoint
 from skipjax.methods import Full, SkipDecode
 from skipjax.recorded import Recorded
-from skipjax.training import RunSettings, skipdecode_depths
+from skipjax.training import RunSettings, skipdecode
+from skipjax.training.loss import NextToken
 from skipjax.training.metrics import MetricsFile
 
 
@@ -172,25 +174,30 @@ def test_metrics_file_drops_later_and_broken_lines(tmp_path):
 
 
 def test_schedules_of_a_range():
-    depths = skipdecode_depths(12, speedup_range=(1, 3.5), horizon=40)
-    assert [(method.max_depth, method.min_depth) for method in depths.methods] == [(12, 12), (8, 4), (6, 3), (5, 2)]
-    assert {method.horizon for method in depths.methods} == {40}
-    assert depths.recorded == Recorded(SkipDecode(8, 4, 1, 40), (1.0, 3.5))
-    assert all(depths.recorded.covers(method, 12) for method in depths.methods)
-    drawn = [depths.draw(0, step) for step in range(400)]
-    assert [depths.draw(0, step) for step in range(400)] == drawn
-    assert [depths.draw(1, step) for step in range(400)] != drawn
-    assert all(drawn.count(method) > 60 for method in depths.methods)
-    assert list(depths.validated(12)) == ["full", "2x", "2.67x", "3.43x"]
-    assert depths.validated(12)["full"] == Full()
+    curriculum = skipdecode(tiny_config(num_layers=12), speedup_range=(1, 3.5), horizon=40)
+    methods = [objective.method for objective in curriculum.objectives]
+    assert [(method.max_depth, method.min_depth) for method in methods] == [(12, 12), (8, 4), (6, 3), (5, 2)]
+    assert {method.horizon for method in methods} == {40}
+    assert curriculum.recorded == Recorded(SkipDecode(8, 4, 1, 40), (1.0, 3.5))
+    assert all(curriculum.recorded.covers(method, 12) for method in methods)
+    drawn = [curriculum.draw(0, step) for step in range(400)]
+    assert [curriculum.draw(0, step) for step in range(400)] == drawn
+    assert [curriculum.draw(1, step) for step in range(400)] != drawn
+    assert set(drawn) == {(NextToken(method), method.target_speedup(12)) for method in methods}
+    assert all(drawn.count(one) > 60 for one in set(drawn))
+    assert list(curriculum.validated) == ["full", "2x", "2.67x", "3.43x"]
+    assert curriculum.validated["full"] == NextToken(Full())
+    assert curriculum.rated == dict.fromkeys(curriculum.validated, 0.25)
 
 
 def test_one_schedule():
-    depths = skipdecode_depths(6, speedup=2, horizon=9)
-    assert depths.methods == (SkipDecode(4, 2, 1, 9),)
-    assert depths.recorded == Recorded(SkipDecode(4, 2, 1, 9))
-    assert depths.draw(0, 7) == depths.methods[0]
-    assert skipdecode_depths(4, max_depth=3, min_depth=3, horizon=9, shape="step").methods[0].shape == "step"
+    curriculum = skipdecode(tiny_config(num_layers=6), speedup=2, horizon=9)
+    assert curriculum.objectives == (NextToken(SkipDecode(4, 2, 1, 9)),)
+    assert curriculum.recorded == Recorded(SkipDecode(4, 2, 1, 9))
+    assert curriculum.draw(0, 7) == (curriculum.objectives[0], 2.0)
+    assert curriculum.rated == {"2x": 1.0}
+    stepped = skipdecode(tiny_config(), max_depth=3, min_depth=3, horizon=9, shape="step")
+    assert stepped.recorded.method.shape == "step"
 
 
 EXACTLY_ONE = "exactly one of --speedup, --max-depth with --min-depth, and --speedup-range must be given"
@@ -211,4 +218,4 @@ EXACTLY_ONE = "exactly one of --speedup, --max-depth with --min-depth, and --spe
 )
 def test_bad_schedules(changes, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        skipdecode_depths(4, horizon=9, **changes)
+        skipdecode(tiny_config(), horizon=9, **changes)

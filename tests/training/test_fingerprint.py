@@ -1,0 +1,35 @@
+"""A fingerprint tells weights apart, and nothing else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_training import LLAMA, T5
+
+from skipjax.decoder import init_params, stack_layers
+from skipjax.fingerprint import fingerprint
+from skipjax.language_model import LanguageModel
+from skipjax.training import with_exit_heads
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)
+def test_form_and_exits_do_not_matter(config):
+    lm = LanguageModel(config, init_params(config, 0))
+    expected = fingerprint(lm)
+    assert len(expected) == 64
+    assert fingerprint(with_exit_heads(lm, [1], norm=True, classifier=True)) == expected
+    assert fingerprint(LanguageModel(config, stack_layers(init_params(config, 0)))) == expected
+
+
+def test_every_weight_and_the_config_matter():
+    params = init_params(T5, 0)
+    leaves, structure = jax.tree.flatten(params)
+    found = {fingerprint(LanguageModel(T5, params))}
+    for index, leaf in enumerate(leaves):
+        changed = [*leaves]
+        changed[index] = jnp.asarray(leaf.ravel().at[-1].add(1).reshape(leaf.shape))
+        found.add(fingerprint(LanguageModel(T5, jax.tree.unflatten(structure, changed))))
+    found.add(fingerprint(LanguageModel(dataclasses.replace(T5, norm_epsilon=1e-5), params)))
+    found.add(fingerprint(LanguageModel(T5, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))))
+    assert len(found) == len(leaves) + 3

@@ -1,0 +1,41 @@
+"""Fine-tuning for FREE: two exits, after the shallow layers and after all, and distillation between them.
+
+skipjax train free --shallow-layers 6 --model M --data train.csv --prompt-template "{mr} ->" --target-column ref \
+    --steps 10000 --batch-size 8 --out DIR
+
+The defaults are the paper's recipe (FREE, arXiv 2310.05424): Adafactor, learning rate 1e-4, linear decay, no warm-up.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import flags
+
+
+@flags.with_run_flags(optimizer="adafactor", learning_rate=1e-4, schedule="linear")
+def free(
+    run: flags.RunFlags,
+    shallow_layers: Annotated[int, typer.Option(help="Layers below the early exit; published: a fourth to a third.")],
+    distillation: Annotated[str, typer.Option(help="From deep to shallow layers: dyna, unif, last or none.")] = "dyna",
+    distillation_weight: Annotated[float, typer.Option(help="Of the distillation in the loss.")] = 0.5,
+) -> None:
+    """Fine-tune for FREE: an exit after the shallow layers beside the last.
+
+    Full depth and the early exit are trained together, with layer-wise distillation.
+    """
+    from skipjax import training
+
+    from .build import start
+
+    start(
+        run,
+        lambda config, longest: training.free(
+            config,
+            shallow_layers=shallow_layers,
+            distillation=distillation,
+            distillation_weight=distillation_weight,
+        ),
+    )

@@ -1,0 +1,19 @@
+"""Fine-tuning with a loss after every layer, for exits anywhere; the baseline that FREE and CALM are compared with.
+
+skipjax train multi-exit --model M --data train.csv --prompt-template "{mr} ->" --target-column ref \
+    --steps 1000 --batch-size 16 --learning-rate 3e-4 --out DIR
+"""
+
+from __future__ import annotations
+
+from . import flags
+
+
+@flags.with_run_flags()
+def multi_exit(run: flags.RunFlags) -> None:
+    """Fine-tune with a loss after every layer, deeper ones counting more."""
+    from skipjax import training
+
+    from .build import start
+
+    start(run, lambda config, longest: training.multi_exit(config))
