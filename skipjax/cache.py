@@ -71,11 +71,11 @@ class KVCache:
         )
 
     def _put(self, arrays: Any, layer: Layer, slot: Layer, new: jax.Array) -> Any:
-        one_slot = isinstance(slot, int) or slot.ndim == 0
+        one_slot = jnp.ndim(slot) == 0
         batch, length = new.shape[:2]
         if not one_slot:
             rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
-            slots = slot[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+            slots = jnp.reshape(slot, (batch, 1)) + jnp.arange(length, dtype=jnp.int32)[None]
         if self.stacked:
             if one_slot:
                 start = self._first_row(layer) + slot

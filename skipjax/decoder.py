@@ -55,7 +55,8 @@ def abstract_params(config: ModelConfig, dtype: Any = jnp.float32, execution: Ex
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def init_params(config: ModelConfig, seed: int | jax.Array, dtype: Any = jnp.float32) -> Params:
-    """Fresh random parameters (unrolled), normal with standard deviation 0.02, smaller before each residual sum."""
+    """Fresh random parameters (unrolled), normal with standard deviation 0.02, smaller before each residual sum,
+    or as T5 draws them (`skipjax.modules.initial_scale`)."""
 
     def drawn(kind, config, key):
         module = kind(config, rngs=nnx.Rngs(key))
@@ -94,8 +95,8 @@ def execution_of(params: Params) -> Execution:
 
 
 def stack_layers(params: Params) -> Params:
-    """The parameters in scanned form. Empties the given lists of layers array by array, so that at no time two copies of
-    all weights exist."""
+    """The parameters in scanned form. Empties the given lists of layers array by array, so that at no time two copies
+    of all weights exist."""
     stacked = {**params, "layers": _stacked(params["layers"])}
     if "encoder" in params:
         stacked["encoder"] = {**params["encoder"], "layers": _stacked(params["encoder"]["layers"])}
@@ -103,7 +104,7 @@ def stack_layers(params: Params) -> Params:
 
 
 def _stacked(layers: list[Any]) -> Any:
-    structure = jax.tree.structure(layers[0])
+    structure: Any = jax.tree.structure(layers[0])
     columns = [jax.tree.leaves(layer) for layer in layers]
     layers.clear()
     stacked = []
@@ -180,8 +181,8 @@ def run_layers(
 
     `attend(carry, layer)` gives the attention of one layer; what that carries out is the next `carry` (a cache).
     `recall(layer)` gives its cross-attention. With carry None the run keeps nothing and can be differentiated in either
-    execution. `rematerialise` recomputes activations in the backward pass instead of keeping them. `keep_all`, only with
-    carry None, returns the states after each layer [last - first, B, T, D] in place of the last.
+    execution. `rematerialise` recomputes activations in the backward pass instead of keeping them. `keep_all`, only
+    with carry None, returns the states after each layer [last - first, B, T, D] in place of the last.
     """
     graph = _definition(modules.Block, config)[0]
 
@@ -192,11 +193,11 @@ def run_layers(
     if rematerialise:
         run_block = jax.checkpoint(run_block, static_argnums=(1,) if isinstance(layers, list) else ())
     if isinstance(layers, list):
-        states = []
+        kept = []
         for layer in range(first, last):
             h, carry = run_block(layers[layer], layer, h, carry)
-            states.append(h)
-        return (jnp.stack(states) if keep_all else h), carry
+            kept.append(h)
+        return (jnp.stack(kept) if keep_all else h), carry
     if first >= last:
         return h, carry
     if carry is None:
@@ -239,7 +240,7 @@ def encode(
 
 
 def block_of(config: ModelConfig, params: Params, layer: Any) -> modules.Block:
-    """One layer of the decoder, ready to call inside a traced function; `layer` may be traced where they are stacked."""
+    """One layer of the decoder, ready to call in a traced function; `layer` may be traced where layers are stacked."""
     layers = params["layers"]
     weights = layers[layer] if isinstance(layers, list) else jax.tree.map(lambda leaf: leaf[layer], layers)
     return nnx.merge(_definition(modules.Block, config)[0], weights)

@@ -1,4 +1,4 @@
-"""What `skipjax generate` prints: texts shaded by the layers that produced each token, and the three speed-ups."""
+"""What `skipjax generate` prints: texts shaded by the layers of each token, the exits, and the three speed-ups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from skipjax.account import seconds_per_step
+from skipjax.adaptive import AdaptiveThreshold
 from skipjax.generation import Generation, generate
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, Method, SkipDecode
+from skipjax.methods import Full, Method
 from skipjax.prompts import Prompt
+from skipjax.settings import details_of
 from skipjax.tokenizer import Tokenizer
 
 _REPEATS = 5  # of each method when two are compared
@@ -34,7 +37,7 @@ def colour_by_depth(pieces: list[str], depths: Iterable[int], num_layers: int) -
     """The text with one terminal colour per depth, in layers."""
     shaded = []
     for piece, depth in zip(pieces, depths, strict=True):
-        shade = _SHADES[min(int(depth) * len(_SHADES) // (num_layers + 1), len(_SHADES) - 1)]
+        shade = _SHADES[int(depth) * (len(_SHADES) - 1) // num_layers]
         shaded.append(f"\x1b[38;5;{shade}m{piece}")
     return "".join(shaded) + _RESET
 
@@ -45,13 +48,17 @@ def depth_line(depths: Iterable[int]) -> str:
 
 
 def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
-    """One JSON object per prompt: prompt, text, tokens, depths (of the real tokens) and finish_reason."""
+    """One JSON object per prompt: prompt, text, tokens, depths and confidences (None where there is none) of the real
+    tokens, and finish_reason."""
     return [
         {
             "prompt": prompt,
             "text": None if out.texts is None else out.texts[index],
             "tokens": out.tokens[index, : out.lengths[index]].tolist(),
             "depths": out.depths[index, : out.lengths[index]].tolist(),
+            "confidences": [
+                None if np.isnan(sure) else float(sure) for sure in out.confidences[index, : out.lengths[index]]
+            ],
             "finish_reason": out.finish_reasons[index],
         }
         for index, prompt in enumerate(prompts)
@@ -59,14 +66,26 @@ def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
 
 
 def timed(
-    lm: LanguageModel, prompts: Sequence[Prompt], methods: Sequence[Method], **arguments: Any
+    lm: LanguageModel,
+    prompts: Sequence[Prompt],
+    methods: Sequence[Method],
+    estimators: Sequence[AdaptiveThreshold | None],
+    **arguments: Any,
 ) -> list[Generation]:
-    """One generation per method. Two or more are repeated in turn; each keeps its run of median time per step."""
-    runs = [[generate(lm, prompts, method, **arguments) for method in methods]]
+    """One generation per method, each from its estimator (None for those without). Two or more are repeated in turn;
+    each keeps its run of median time per step."""
+
+    def in_turn() -> list[Generation]:
+        pairs = zip(methods, estimators, strict=True)
+        return [generate(lm, prompts, method, adaptive_threshold=one, **arguments) for method, one in pairs]
+
+    def seconds(out: Generation) -> float:
+        return seconds_per_step(out, lm.config) or 0.0
+
+    runs = [in_turn()]
     if len(methods) > 1:
-        runs += [[generate(lm, prompts, method, **arguments) for method in methods] for _ in range(_REPEATS)]
-        runs = runs[1:]
-    return [sorted(outs, key=_step_seconds)[len(outs) // 2] for outs in zip(*runs, strict=True)]
+        runs = [in_turn() for _ in range(_REPEATS)]  # the first one compiled
+    return [sorted(outs, key=seconds)[len(outs) // 2] for outs in zip(*runs, strict=True)]
 
 
 def report(lm: LanguageModel, prompts: Sequence[str], methods: Sequence[Method], outs: Sequence[Generation]) -> str:
@@ -86,31 +105,45 @@ def report(lm: LanguageModel, prompts: Sequence[str], methods: Sequence[Method],
             lines += [f"  {_name(method)}: {text}", f"    layers x tokens: {depth_line(depths)}"]
         lines.append("")
     full = next((out for method, out in zip(methods, outs, strict=True) if isinstance(method, Full)), None)
-    return "\n".join(lines + [_cost(method, out, full) for method, out in zip(methods, outs, strict=True)])
+    return "\n".join(lines + [_cost(lm, method, out, full) for method, out in zip(methods, outs, strict=True)])
 
 
 def _name(method: Method) -> str:
-    """ "Full", or "SkipDecode 8-4" with the most and fewest layers of a decode step."""
-    if isinstance(method, SkipDecode):
-        return f"SkipDecode {method.max_depth}-{method.min_depth}"
-    return type(method).__name__
+    """ "Full", "SkipDecode 8/4" with the most and fewest layers of a decode step, "Free 0.9"."""
+    return f"{type(method).__name__} {details_of(method)}".rstrip()
 
 
-def _step_seconds(out: Generation) -> float:
-    return out.stats.decode_seconds / max(out.stats.decode_steps, 1)
+def _cost(lm: LanguageModel, method: Method, out: Generation, full: Generation | None) -> str:
+    stats, seconds = out.stats, seconds_per_step(out, lm.config)
+    step = "no decode step" if seconds is None else f"{1000 * seconds:.2f} ms per step"
+    cache = stats.kv_cache_bytes / stats.full_kv_cache_bytes
+    lines = [
+        f"{_name(method)}: {stats.mean_depth:.1f} of {stats.num_layers} layers per token, {step},"
+        f" {stats.tokens_per_second:.0f} tokens/s, KV cache {cache:.0%} of full"
+    ]
+    if method.exit_layers(stats.num_layers):
+        lines.append(_exits(out))
+    if isinstance(method, Full):
+        return "\n".join(lines)
+    yardstick = None if full is None else seconds_per_step(full, lm.config)
+    measured = "run with full beside it, as in --method full,free, to compare"
+    if yardstick is not None and seconds is not None:
+        measured = f"{yardstick / seconds:.2f}x"
+    lines.append(
+        f"  speed-up: target {stats.target_speedup:.2f}x, realised {stats.realised_speedup:.2f}x (layers of the tokens"
+        f" generated), measured {measured} (seconds per decode step)"
+    )
+    return "\n".join(lines)
 
 
-def _cost(method: Method, out: Generation, full: Generation | None) -> str:
+def _exits(out: Generation) -> str:
     stats = out.stats
-    cost = (
-        f"{_name(method)}: {stats.mean_depth:.1f} of {stats.num_layers} layers per token,"
-        f" {1000 * _step_seconds(out):.2f} ms per step, {stats.tokens_per_second:.0f} tokens/s,"
-        f" KV cache {stats.kv_cache_bytes / stats.full_kv_cache_bytes:.0%} of full"
-    )
-    if out is full:
-        return cost
-    measured = "run --method full to compare" if full is None else f"{_step_seconds(full) / _step_seconds(out):.2f}x"
-    return (
-        f"{cost}\n  speed-up: target {stats.target_speedup:.2f}x, realised {stats.realised_speedup:.2f}x (layers of the"
-        f" tokens generated), measured {measured} (seconds per decode step)"
-    )
+    parts = [f"{stats.exit_share:.0%} of tokens"]
+    if stats.threshold is not None:
+        parts.append(f"threshold {stats.threshold:.2f}")
+    if stats.deep_passes is not None:
+        per_pass = "" if stats.tokens_per_deep_pass is None else f" of {stats.tokens_per_deep_pass:.1f} tokens"
+        parts.append(f"{stats.deep_passes} deep passes{per_pass}")
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} stood when checked")
+    return f"  exits: {', '.join(parts)}"

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from skipjax import checks
+from skipjax.account import Exits, exit_columns, seconds_per_step
+from skipjax.adaptive import AdaptiveThreshold
 from skipjax.generation import Generation, generate, warn_if_untrained
 from skipjax.language_model import LanguageModel
 from skipjax.prompts import encode_prompts
@@ -32,14 +34,17 @@ class Result:
 
     Attributes:
       setting: method and the speed-up asked for.
-      max_depth, min_depth: layers at the first decode step and at the end of the schedule.
+      num_layers: of the model's decoder.
+      max_depth, min_depth: most and fewest layers of a decode step: of a schedule, or all and those that always run.
       rouge_l, bleu: per cent.
       target_speedup: layers / mean depth the method aims at.
       realised_speedup: layers / mean depth of all generated tokens, token 0 included.
       measured_speedup: seconds per decode step of full depth over this setting's, median over the batches, in each of
         which all settings run in turn; None if no batch needed a decode step.
       mean_depth: layers per generated token.
+      exits: how tokens left before the last layer; in JSON its attributes stand beside those of the result.
       share_of_full: ROUGE-L over that of full depth; None if full depth has none.
+      same_texts: share of inputs whose text is exactly that of full depth.
       inputs: number of prompts.
       tokens_per_second: generated tokens over `seconds`.
       seconds: of the prompt passes and decode steps of all batches, without compilation.
@@ -47,6 +52,7 @@ class Result:
     """
 
     setting: Setting
+    num_layers: int
     max_depth: int
     min_depth: int
     rouge_l: float
@@ -55,7 +61,9 @@ class Result:
     realised_speedup: float
     measured_speedup: float | None
     mean_depth: float
+    exits: Exits
     share_of_full: float | None
+    same_texts: float
     inputs: int
     tokens_per_second: float
     seconds: float
@@ -64,9 +72,9 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """A flat object; ROUGE-L stands under "rougeL"."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del fields["setting"]
+        setting, exits = fields.pop("setting"), fields.pop("exits")
         fields = {"rougeL" if name == "rouge_l" else name: value for name, value in fields.items()}
-        return {"method": self.setting.name, "speedup": self.setting.speedup, **fields}
+        return {**setting.to_json(), **fields, **exits.to_json()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,27 +92,30 @@ class Evaluation:
     texts: list[list[str]]
 
     def table(self) -> str:
-        """The results as a Markdown table."""
-        header = ["method", "depths", "ROUGE-L", "BLEU", "of full", "target", "realised", "measured", "mean depth"]
+        """The results as a Markdown table; with columns about exits if any setting has them."""
+        header = ["method", "depths", "ROUGE-L", "BLEU", "of full", "same texts", "target", "realised", "measured"]
+        about_exits, exit_cells = exit_columns([result.exits for result in self.results])
         rows = []
-        for result in self.results:
+        for result, cells in zip(self.results, exit_cells, strict=True):
             share, measured = result.share_of_full, result.measured_speedup
             rows.append(
                 [
                     result.setting.label,
-                    f"{result.max_depth}/{result.min_depth}",
+                    result.setting.depths_label(result.num_layers),
                     f"{result.rouge_l:.1f}",
                     f"{result.bleu:.1f}",
                     "-" if share is None else f"{share:.1%}",
+                    f"{result.same_texts:.1%}",
                     f"{result.target_speedup:.2f}x",
                     f"{result.realised_speedup:.2f}x",
                     "-" if measured is None else f"{measured:.2f}x",
                     f"{result.mean_depth:.1f}",
+                    *cells,
                     f"{result.tokens_per_second:.0f}",
                     f"{result.seconds:.1f}",
                 ]
             )
-        return markdown([*header, "tokens/s", "seconds"], rows)
+        return markdown([*header, "mean depth", *about_exits, "tokens/s", "seconds"], rows)
 
     def write(self, directory: str | Path) -> None:
         """Writes results.json (a list, one object per setting), table.md, and samples.jsonl (one object per input:
@@ -172,6 +183,9 @@ def evaluate(
 ) -> Evaluation:
     """Generates for every input with full depth and with each of `settings`, and scores the texts.
 
+    The inputs are prompts, or the sources of an encoder-decoder model. An adaptive threshold starts fresh and learns
+    from batch to batch.
+
     Prompts of similar length share a batch, so that few programs are compiled. Every batch is run with all settings in
     turn, so that whatever else the machine does meets all of them alike.
 
@@ -203,63 +217,76 @@ def evaluate(
         for batch in batches:
             prompts = [rows[index] for index in batch]
             for setting, account in zip(settings, accounts, strict=True):
-                out = generate(lm, prompts, setting.method, max_new_tokens=max_new_tokens, sampling=sampling)
+                out = generate(
+                    *(lm, prompts, setting.method),
+                    max_new_tokens=max_new_tokens,
+                    sampling=sampling,
+                    adaptive_threshold=account.estimator,
+                )
                 account.add(batch, out)
                 bar.update(len(batch))
-    references = [entry.references for entry in inputs]
     results: list[Result] = []
     for setting, account in zip(settings, accounts, strict=True):
-        quality = rouge_l(account.texts, references)
-        full_quality = results[0].rouge_l if results else quality
-        max_depth, min_depth = setting.depths(lm.config.num_layers)
-        mean_depth = account.depth_sum / account.tokens
-        results.append(
-            Result(
-                setting=setting,
-                max_depth=max_depth,
-                min_depth=min_depth,
-                rouge_l=quality,
-                bleu=bleu(account.texts, references),
-                target_speedup=setting.method.target_speedup(lm.config.num_layers),
-                realised_speedup=lm.config.num_layers / mean_depth,
-                measured_speedup=_measured(accounts[0], account),
-                mean_depth=mean_depth,
-                share_of_full=quality / full_quality if full_quality else None,
-                inputs=len(inputs),
-                tokens_per_second=account.tokens / account.seconds,
-                seconds=account.seconds,
-                compile_seconds=account.compile_seconds,
-            )
-        )
+        results.append(_result(lm, inputs, setting, account, accounts[0], results[0] if results else None))
     return Evaluation(list(inputs), results, [account.texts for account in accounts])
 
 
 @dataclasses.dataclass
 class _Account:
-    """What one setting has generated so far; `step_seconds` per batch, None for batches without a decode step."""
+    """What one setting has generated so far."""
 
     texts: list[str]
-    tokens: int = 0
-    depth_sum: int = 0
-    seconds: float = 0.0
-    compile_seconds: float = 0.0
-    step_seconds: list[float | None] = dataclasses.field(default_factory=list)
+    outs: list[Generation] = dataclasses.field(default_factory=list)
+    estimator: AdaptiveThreshold | None = None
 
     def add(self, batch: Sequence[int], out: Generation) -> None:
         assert out.texts is not None, "there is a tokenizer"
         for index, text in zip(batch, out.texts, strict=True):
             self.texts[index] = text
-        stats = out.stats
-        self.tokens += int(out.lengths.sum())
-        self.depth_sum += int(out.depths.sum())
-        self.seconds += stats.prompt_seconds + stats.decode_seconds
-        self.compile_seconds += stats.compile_seconds
-        self.step_seconds.append(stats.decode_seconds / stats.decode_steps if stats.decode_steps else None)
+        self.estimator = out.adaptive_threshold
+        self.outs.append(dataclasses.replace(out, adaptive_threshold=None))  # each holds the pairs of all before
 
 
-def _measured(full: _Account, other: _Account) -> float | None:
-    pairs = zip(full.step_seconds, other.step_seconds, strict=True)
-    ratios = [yardstick / own for yardstick, own in pairs if yardstick is not None and own is not None]
+def _result(
+    lm: LanguageModel,
+    inputs: Sequence[Input],
+    setting: Setting,
+    account: _Account,
+    full_account: _Account,
+    full: Result | None,
+) -> Result:
+    num_layers, outs = lm.config.num_layers, account.outs
+    references = [entry.references for entry in inputs]
+    quality = rouge_l(account.texts, references)
+    full_quality = quality if full is None else full.rouge_l
+    max_depth, min_depth = setting.depths(num_layers)
+    tokens = sum(int(out.lengths.sum()) for out in outs)
+    mean_depth = sum(int(out.depths.sum()) for out in outs) / tokens
+    seconds = sum(out.stats.prompt_seconds + out.stats.decode_seconds for out in outs)
+    return Result(
+        setting=setting,
+        num_layers=num_layers,
+        max_depth=max_depth,
+        min_depth=min_depth,
+        rouge_l=quality,
+        bleu=bleu(account.texts, references),
+        target_speedup=setting.method.target_speedup(num_layers),
+        realised_speedup=num_layers / mean_depth,
+        measured_speedup=_measured(lm, full_account, account),
+        mean_depth=mean_depth,
+        exits=Exits.of(setting.method, outs),
+        share_of_full=quality / full_quality if full_quality else None,
+        same_texts=statistics.fmean(map(str.__eq__, account.texts, full_account.texts)),
+        inputs=len(inputs),
+        tokens_per_second=tokens / seconds,
+        seconds=seconds,
+        compile_seconds=sum(out.stats.compile_seconds for out in outs),
+    )
+
+
+def _measured(lm: LanguageModel, full: _Account, other: _Account) -> float | None:
+    steps = ([seconds_per_step(out, lm.config) for out in account.outs] for account in (full, other))
+    ratios = [yardstick / own for yardstick, own in zip(*steps, strict=True) if yardstick and own]
     return statistics.median(ratios) if ratios else None
 
 

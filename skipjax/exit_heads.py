@@ -1,7 +1,7 @@
 """Exits of a model's own on disk: written by `skipjax train heads`, joined with their base by `skipjax.load`.
 
-    DIR/skipjax.json         which exits they are, and the name and fingerprint of the model they belong to
-    DIR/checkpoints/STEP/    by orbax, as in `skipjax.checkpoint`; "params" holds the exits only
+DIR/skipjax.json         which exits they are, and the name and fingerprint of the model they belong to
+DIR/checkpoints/STEP/    by orbax, as in `skipjax.checkpoint`; "params" holds the exits only
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def join(lm: LanguageModel, directory: Path) -> LanguageModel:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged ({error!r})") from None
     if version != FORMAT_VERSION:
-        raise ValueError(f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}")
+        raise ValueError(
+            f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
+        )
     if lm.config.exit_heads is not None:
         raise ValueError("heads: the model has exits of its own already, it can be given none")
     if fingerprint(lm) != known:

@@ -33,8 +33,8 @@ class Stats:
       num_layers: layers of the decoder.
       target_speedup: layers / midpoint of the schedule's two depths, or / shallow layers where confidence decides.
       mean_depth: layers per generated token, pads excluded; a decoder-only model's token 0 comes from the full-depth
-        prompt pass and counts. With `Free` it is the sequential depth: the deep layers of exited tokens run as well, but
-        many at once.
+        prompt pass and counts. With `Free` it is the sequential depth: the deep layers of exited tokens run as well,
+        but many at once.
       realised_speedup: num_layers / mean_depth.
       compile_seconds: spent compiling in this call; 0 if everything had been compiled before.
       prompt_seconds, decode_seconds: wall-clock time of the prompt pass and of all decode steps.
@@ -83,7 +83,8 @@ class Generation:
       texts: decoded tokens without special ones; None without a tokenizer.
       finish_reasons: "eos" or "length" per row.
       stats: what it cost.
-      adaptive_threshold: of a method with `adaptive=True`, the estimator after these texts, for the next call; else None.
+      adaptive_threshold: of a method with `adaptive=True`, the estimator after these texts, for the next call; else
+      None.
     """
 
     tokens: np.ndarray
@@ -254,8 +255,10 @@ class _Job:
             assert outcome.agreements is not None, "an adaptive strategy compares"
             known = real & (outcome.agreements[:, : self.max_new_tokens] >= 0)
             estimator = estimator.after_batch(
-                [(confidences[row][known[row]], outcome.agreements[row, : self.max_new_tokens][known[row]] == 1)
-                 for row in range(self.rows)]
+                [
+                    (confidences[row][known[row]], outcome.agreements[row, : self.max_new_tokens][known[row]] == 1)
+                    for row in range(self.rows)
+                ]
             )
         texts = None
         if self.lm.tokenizer is not None:

@@ -8,7 +8,7 @@ import warnings
 import typer
 
 import skipjax
-from skipjax.infer import bench, convert, evaluate, generate
+from skipjax.infer import bench, calibrate, convert, evaluate, generate
 from skipjax.train import app as train_app
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(train_app, name="train")
 
 

@@ -1,7 +1,7 @@
 """Decoding methods: small frozen dataclasses, hashable, that say how deep to decode.
 
-A method knows no model family. It turns into a `Strategy` (`skipjax.decoding`), the static part that programs are compiled
-for, and `MethodNumbers`, the dynamic part that may change from call to call.
+A method knows no model family. It turns into a `Strategy` (`skipjax.decoding`), the static part that programs are
+compiled for, and `MethodNumbers`, the dynamic part that may change from call to call.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Full:
 class SkipDecode:
     """One depth per decode step for the whole batch, falling as generation goes on (arXiv 2307.02628, section 3).
 
-    A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all. (For an
-    encoder-decoder model the decoder's prompt is its start token; the encoder always runs whole.)
+    A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all. (For
+    an encoder-decoder model the decoder's prompt is its start token; the encoder always runs whole.)
 
     Attributes:
       max_depth: most layers of a decode step (warm-up layers counted in), at most the model's number of layers.
@@ -266,13 +266,13 @@ class Free:
       confidence: how sure an exit is, a name in `skipjax.confidence.CONFIDENCES`: "margin" (the paper's), "top1",
         "entropy", "cosine" or "classifier".
       buffer_size: positions that may wait for the deep layers; a full buffer is passed on. Changes no token.
-      rollback: None, or the largest -log p under the deep model, in nats, that an exited token may have: when a row next
-        needs the deep layers, the first token above it is replaced by the deep model's and those after it are taken back,
-        as in the published code. Tokens after a row's last such pass stay as they are. Dynamic.
+      rollback: None, or the largest -log p under the deep model, in nats, that an exited token may have: when a row
+        next needs the deep layers, the first token above it is replaced by the deep model's and those after it are
+        taken back, as in the published code. Tokens after a row's last such pass stay as they are. Dynamic.
       verify: None, or "exact": every token is compared with the deep model's and replaced where it differs, so that the
         text is that of `Full()`, token for token, also when sampling with the same seed.
-      adaptive: the threshold comes from an `AdaptiveThreshold`, which learns from each text how well confidence predicts
-        agreement (section 3.4); give it to `generate` as `adaptive_threshold`.
+      adaptive: the threshold comes from an `AdaptiveThreshold`, which learns from each text how well confidence
+        predicts agreement (section 3.4); give it to `generate` as `adaptive_threshold`.
     """
 
     shallow_layers: int

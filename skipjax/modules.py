@@ -36,6 +36,17 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 INITIAL_SCALE = 0.02  # standard deviation of freshly drawn weights, as in GPT-2, OPT and Llama
 
 
+def initial_scale(config: ModelConfig, in_size: int, part: str) -> float:
+    """Standard deviation of the fresh weights of a projection of `in_size` inputs; `part` is "query", "residual" (the
+    last before a residual sum), or "other".
+
+    Where scores are not divided by sqrt(H) weights are drawn as T5's: 1 / sqrt(inputs), and queries smaller by sqrt(H).
+    """
+    if not config.scale_attention:
+        return in_size**-0.5 / (config.head_size**0.5 if part == "query" else 1.0)
+    return INITIAL_SCALE / ((2 * config.num_layers) ** 0.5 if part == "residual" else 1.0)
+
+
 class Linear(nnx.Module):
     """y = x W^T + b with W [out, in]."""
 
@@ -70,17 +81,23 @@ class Norm(nnx.Module):
         return y.astype(x.dtype)
 
 
-class Attention(nnx.Module):
-    """Query, key, value and output projections, with rotary embedding where the config has one."""
+class Projections(nnx.Module):
+    """Query, key, value and output projections."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.head_size = config.head_size
+        size, bias = config.hidden_size, config.qkv_bias
         width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        self.query = Linear(config.hidden_size, width, config.qkv_bias, rngs=rngs)
-        self.key = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
-        self.value = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
-        residual_scale = INITIAL_SCALE / (2 * config.num_layers) ** 0.5
-        self.output = Linear(width, config.hidden_size, config.output_bias, scale=residual_scale, rngs=rngs)
+        query, other = (initial_scale(config, size, part) for part in ("query", "other"))
+        self.query = Linear(size, width, bias, scale=query, rngs=rngs)
+        self.key = Linear(size, kv_width, bias, scale=other, rngs=rngs)
+        self.value = Linear(size, kv_width, bias, scale=other, rngs=rngs)
+        residual = initial_scale(config, width, "residual")
+        self.output = Linear(width, size, config.output_bias, scale=residual, rngs=rngs)
+
+
+class Attention(Projections):
+    """Self-attention, with rotary embedding where the config has one."""
 
     def keys_and_values(self, x: jax.Array, rotation: Rotation | None) -> tuple[jax.Array, jax.Array]:
         """Two [B, T, K, H], keys rotated."""
@@ -96,17 +113,9 @@ class Attention(nnx.Module):
         return self.output(mixed.reshape(*x.shape[:-1], -1)), carried
 
 
-class CrossAttention(nnx.Module):
-    """Attention of an encoder-decoder model's decoder to the encoder's states, which stay as they are while decoding."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.head_size = config.head_size
-        width, kv_width = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        self.query = Linear(config.hidden_size, width, config.qkv_bias, rngs=rngs)
-        self.key = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
-        self.value = Linear(config.hidden_size, kv_width, config.qkv_bias, rngs=rngs)
-        residual_scale = INITIAL_SCALE / (2 * config.num_layers) ** 0.5
-        self.output = Linear(width, config.hidden_size, config.output_bias, scale=residual_scale, rngs=rngs)
+class CrossAttention(Projections):
+    """Attention of an encoder-decoder model's decoder to the encoder's states, which stay as they are while
+    decoding."""
 
     def keys_and_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Of the encoder's states [B, S, D]: two [B, S, K, H]."""
@@ -123,10 +132,11 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.activation = config.activation
-        self.gate = Linear(config.hidden_size, config.ffn_size, config.mlp_bias, rngs=rngs) if config.gated else None
-        self.up = Linear(config.hidden_size, config.ffn_size, config.mlp_bias, rngs=rngs)
-        residual_scale = INITIAL_SCALE / (2 * config.num_layers) ** 0.5
-        self.down = Linear(config.ffn_size, config.hidden_size, config.mlp_bias, scale=residual_scale, rngs=rngs)
+        size, inner, bias = config.hidden_size, config.ffn_size, config.mlp_bias
+        other, residual = initial_scale(config, size, "other"), initial_scale(config, inner, "residual")
+        self.gate = Linear(size, inner, bias, scale=other, rngs=rngs) if config.gated else None
+        self.up = Linear(size, inner, bias, scale=other, rngs=rngs)
+        self.down = Linear(inner, size, bias, scale=residual, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         activation = ACTIVATIONS[self.activation]
@@ -175,8 +185,8 @@ class Ends(nnx.Module):
         self.offset = config.position_offset
         self.head_scale = config.hidden_size**-0.5 if config.scale_head else None
         projected = config.embed_size != config.hidden_size
-        # Where the head divides by sqrt(D), embeddings of size 1 give logits of size 1, as in T5.
-        scale = 1.0 if config.scale_head else INITIAL_SCALE
+        # As T5's: what the layers add to them is of size 1, and a head that divides by sqrt(D) wants them so too.
+        scale = INITIAL_SCALE if config.scale_attention else 1.0
         self.tokens = nnx.Param(scale * jax.random.normal(rngs.params(), (config.vocab_size, config.embed_size)))
         self.positions = nnx.Param(_initial_positions(config, rngs)) if config.learned_positions else None
         self.relative_bias = nnx.Param(_initial_bias(config, rngs)) if config.relative is not None else None

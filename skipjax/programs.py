@@ -1,7 +1,7 @@
 """The two jitted programs of a generation: everything up to the first decode step, and all decode steps.
 
-Static: the config, the strategy (method, lengths), the execution, and the shapes (batch bucket, prompt bucket). Dynamic:
-weights, tokens, padding, sampling numbers, seed, thresholds, end-of-sequence ids and where to stop.
+Static: the config, the strategy (method, lengths), the execution, and the shapes (batch bucket, prompt bucket).
+Dynamic: weights, tokens, padding, sampling numbers, seed, thresholds, end-of-sequence ids and where to stop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skipjax.sampling import next_tokens
 def prefill(
     config: ModelConfig, strategy: Strategy, params: Params, prompts: jax.Array, request: Request
 ) -> tuple[Source, Any]:
-    """Runs the prompts: a decoder-only model's at full depth, filling the cache of the layers that decode steps will use;
+    """Runs the prompts: a decoder-only model's at full depth, filling the cache of the layers that decode steps use;
     of an encoder-decoder model the encoder, and the start token where it does not count as an ordinary step.
 
     Args:
@@ -45,7 +45,8 @@ def prefill(
     dtype = params["ends"]["tokens"].dtype
     stacked = decoder.execution_of(params) == "scanned"
     cache = KVCache.zeros(lengths, prompt.shape[0], config.num_kv_heads, config.head_size, dtype, stacked)
-    keys, first, states = request.numbers.keys(), None, ()
+    keys, first = request.numbers.keys(), None
+    states: tuple[jax.Array, ...] = ()
     ranges = strategy.prompt_ranges(has_encoder=config.encoder_layers is not None)
     if ranges:
         states, cache = _run_prompt(config, params, prompt, padding, ranges, cache, memory)
@@ -56,8 +57,8 @@ def prefill(
 
 
 def decoder_prompt(config: ModelConfig, prompts: jax.Array, padding: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The columns int32 [B, P] that the decoder begins with, and their padding int32 [B]: the prompts, or where those go
-    to an encoder the start token."""
+    """The columns int32 [B, P] that the decoder begins with, and their padding int32 [B]: the prompts, or where those
+    go to an encoder the start token."""
     if config.encoder_layers is None:
         return prompts, padding
     assert config.start_id is not None, "an encoder-decoder model has a start token"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from skipjax.methods import Free, Full, Method, SkipDecode
+from skipjax.methods import Free, Full, SkipDecode
 
 _METHODS = {"full": Full, "skipdecode": SkipDecode, "free": Free}
 
@@ -29,7 +29,7 @@ class Recorded:
         """Whether a resolved `method` is one these weights were trained for. Full depth always is."""
         if isinstance(method, Full) or method == self.method:
             return True
-        if self.speedup_range is None or not (isinstance(method, SkipDecode) and isinstance(self.method, SkipDecode)):
+        if self.speedup_range is None or not isinstance(self.method, SkipDecode):
             return False
         alike = dataclasses.replace(self.method, max_depth=method.max_depth, min_depth=method.min_depth) == method
         low, high = self.speedup_range

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from skipjax import flags
-from skipjax.methods import Full, SkipDecode
+from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit
 
 Number = TypeVar("Number", int, float)
+
+METHODS: dict[str, type[Method]] = {
+    "full": Full,
+    "skipdecode": SkipDecode,
+    "free": Free,
+    "static-exit": StaticExit,
+    "calm": Calm,
+}
+
+
+def name_of(method: Method) -> str:
+    """The method as flags spell it, a key of `METHODS`."""
+    return next(name for name, kind in METHODS.items() if type(method) is kind)
+
+
+def details_of(method: Method) -> str:
+    """What tells methods of one kind apart in tables: "8/4", "0.5 exact", "adaptive", "3"; "" for full depth."""
+    match method:
+        case SkipDecode():
+            return f"{method.max_depth}/{method.min_depth}"
+        case StaticExit():
+            return str(method.depth)
+        case Free():
+            parts = ["adaptive" if method.adaptive else f"{method.threshold:g}"]
+            parts += ["exact"] if method.verify else []
+            return " ".join(parts + ([] if method.rollback is None else [f"rollback {method.rollback:g}"]))
+        case Calm():
+            return f"{method.threshold:g}" + ("" if method.decay is None else f" decay {method.decay:g}")
+    return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,30 +47,55 @@ class Setting:
 
     Attributes:
       method: how deep to decode.
-      speedup: the target speed-up that was asked for; None where depths were given instead.
+      speedup: the target speed-up that was asked for; None where it was not the speed-up that was given.
     """
 
-    method: Full | SkipDecode
+    method: Method
     speedup: float | None = None
 
     @property
     def name(self) -> str:
-        """The method as flags spell it: "full", "skipdecode"."""
-        return type(self.method).__name__.lower()
+        return name_of(self.method)
 
     @property
     def label(self) -> str:
-        """For tables: "full", "skipdecode 2x", or "skipdecode 12/6" where depths were given."""
-        if isinstance(self.method, Full):
-            return self.name
-        asked = f"{self.method.max_depth}/{self.method.min_depth}" if self.speedup is None else f"{self.speedup:g}x"
-        return f"{self.name} {asked}"
+        """For tables: "full", "skipdecode 2x" or, where depths were given, "skipdecode 12/6"; "free 0.9", "free 0.5
+        exact", "free adaptive"; "static-exit 3"; "calm 0.9"."""
+        asked = self.speedup is not None and isinstance(self.method, SkipDecode)
+        return f"{self.name} {f'{self.speedup:g}x' if asked else details_of(self.method)}".rstrip()
 
     def depths(self, num_layers: int) -> tuple[int, int]:
-        """(max_depth, min_depth) in a decoder of `num_layers` layers."""
-        if isinstance(self.method, Full):
-            return num_layers, num_layers
-        return self.method.max_depth, self.method.min_depth
+        """(max_depth, min_depth), the most and fewest layers of a decode step, in a decoder of `num_layers` layers."""
+        match self.method:
+            case SkipDecode():
+                return self.method.max_depth, self.method.min_depth
+            case StaticExit():
+                return self.method.depth, self.method.depth
+        return num_layers, min(self.method.exit_layers(num_layers), default=num_layers)
+
+    def depths_label(self, num_layers: int) -> str:
+        """For tables: "8/4", most and fewest of a schedule; "3/12", shallow and all; "3-12", any from 3 on; "12"."""
+        most, fewest = self.depths(num_layers)
+        match self.method:
+            case SkipDecode():
+                return f"{most}/{fewest}"
+            case Free():
+                return f"{fewest}/{most}"
+            case Calm():
+                return f"{fewest}-{most}"
+        return str(most)
+
+    def to_json(self) -> dict[str, Any]:
+        """A flat object, but for "arguments", all those of the method."""
+        arguments = dataclasses.asdict(self.method)  # type: ignore[call-overload]  # every method is a dataclass
+        # JSON knows no infinity; a rollback of infinity is none.
+        arguments = {name: None if value == math.inf else value for name, value in arguments.items()}
+        return {
+            "method": self.name,
+            "speedup": self.speedup,
+            "confidence": arguments.get("confidence"),
+            "arguments": arguments,
+        }
 
 
 FULL = Setting(Full(), 1.0)
@@ -52,48 +106,19 @@ def against_full(settings: Sequence[Setting]) -> list[Setting]:
     return [FULL, *(setting for setting in settings if not isinstance(setting.method, Full))]
 
 
-def settings_from_flags(
-    name: str | None,
-    speedups: Sequence[float],
-    *,
-    num_layers: int,
-    recorded: Full | SkipDecode | None = None,
-    max_depth: int | None = None,
-    min_depth: int | None = None,
-    warmup_layers: int | None = None,
-    horizon: int | None = None,
-) -> list[Setting]:
-    """The settings besides full depth that flags ask for: one per speed-up, or the one that `method_from_flags` makes
-    of the other flags. A speed-up of 1 is full depth, so it adds none.
-
-    Raises ValueError as `skipjax.flags.method_from_flags`.
-    """
-    settings = []
-    for speedup in dict.fromkeys(speedups) or (None,):
-        method = flags.method_from_flags(
-            name,
-            num_layers=num_layers,
-            recorded=recorded,
-            speedup=speedup,
-            max_depth=max_depth,
-            min_depth=min_depth,
-            warmup_layers=warmup_layers,
-            horizon=horizon,
-        )
-        method.check(num_layers)
-        if speedup != 1 and not isinstance(method, Full):
-            settings.append(Setting(method, speedup))
-    return settings
-
-
 def numbers(flag: str, texts: Sequence[str], kind: type[Number]) -> list[Number]:
     """The values of a flag that may be repeated and may hold several, comma-separated: ["1,2", "5"] is 1, 2, 5.
 
     Raises ValueError that names the flag.
     """
-    parts = [part.strip() for text in texts for part in text.split(",")]
+    parts = words(texts)
     try:
         return [kind(part) for part in parts]
     except ValueError:
         what = {int: "whole numbers", float: "numbers"}[kind]
         raise ValueError(f"{flag} must be {what} separated by commas, got {', '.join(texts)!r}") from None
+
+
+def words(texts: Sequence[str]) -> list[str]:
+    """As `numbers`, but words: ["a, b", "c"] is a, b, c."""
+    return [part.strip() for text in texts for part in text.split(",")]

@@ -1,11 +1,11 @@
 """FREE's synchronised parallel decoding (arXiv 2310.05424, section 3.3), in batches.
 
-A confident token leaves after the shallow layers, and its state waits in a buffer; the next token that is not, or a full
-buffer, makes one pass of the deep layers over all that wait. What the deep layers compute for a position does not depend
-on when they do, so one pass can serve all rows, whoever asked for it, and each row is what it would be alone.
+A confident token leaves after the shallow layers, and its state waits in a buffer; the next token that is not, or a
+full buffer, makes one pass of the deep layers over all that wait. What the deep layers compute for a position does not
+depend on when they do, so one pass can serve all rows, whoever asked for it, and each row is what it would be alone.
 
-*Position* i of a row consumes its generated token i - 1 (or the start token) and produces token i. Shallow keys and values
-exist for positions below `count`, deep ones for those below `deep`; the buffer holds the states in between.
+*Position* i of a row consumes its generated token i - 1 (or the start token) and produces token i. Shallow keys and
+values exist for positions below `count`, deep ones for those below `deep`; the buffer holds the states in between.
 
 For XLA: an inner loop of shallow steps; after it one pass of the smallest static window that holds the buffers, each
 window a loop that turns at most once, since a loop updates the cache in place where a branch would copy it.
@@ -58,8 +58,8 @@ class FreeState:
       tokens: int32 [B, T], generated so far, then `pad_id`.
       depths: int32 [B, T]; confidences: float32 [B, T].
       finished: bool [B]; keys: random keys [B].
-      count: tokens so far, and deep: positions the deep layers have seen; int32 scalars where rows go in step, else [B].
-      unsure: bool [B], rows whose newest token is only the exit's, which was not confident.
+      count: tokens so far, and deep: positions the deep layers have seen; int32 scalars where rows go in step, else
+      [B]. unsure: bool [B], rows whose newest token is only the exit's, which was not confident.
       due: bool [B], rows that need a deep pass.
       steps, passes: int32 scalars, shallow steps and deep passes run.
       positions, row_passes: int32 [B], positions computed by deep passes, and passes with at least one.
@@ -133,7 +133,9 @@ class FreeDecoding:
         confidences = jnp.full(shape, jnp.nan, jnp.float32)
         finished, first = request.filling(), 0
         if start.first is not None:
-            sure = self._exit(decoder, start.states[-2], start.states[0])[1]  # for the record: token 0 is the full model's
+            sure = self._exit(decoder, start.states[-2], start.states[0])[
+                1
+            ]  # for the record: token 0 is the full model's
             confidences = confidences.at[:, 0].set(sure)
             tokens, depths = tokens.at[:, 0].set(start.first), depths.at[:, 0].set(self.num_layers)
             finished, first = finished | request.ends_text(start.first) | (request.limit <= 1), 1

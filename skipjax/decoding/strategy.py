@@ -56,8 +56,8 @@ class Strategy(Protocol):
         """Slots of keys and values for each layer, after a decoder prompt of `prompt_length` columns; 0 for none."""
 
     def prompt_ranges(self, *, has_encoder: bool) -> tuple[Range, ...]:
-        """Layers that the decoder's prompt runs, cut where states are wanted. Empty only with an encoder: the start token
-        is an ordinary step."""
+        """Layers that the decoder's prompt runs, cut where states are wanted. Empty only with an encoder: the start
+        token is an ordinary step."""
 
     def begin(self, decoder: CachedDecoder, start: Start, request: Request) -> Any:
         """Traced: the state before the first decode step."""

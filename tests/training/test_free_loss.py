@@ -45,7 +45,14 @@ def scalar_states(*values):
     return jnp.asarray(values, jnp.float32).reshape(-1, 1, 1, 1)
 
 
-ONE = jnp.ones((1, 1), bool)
+@functools.partial(jax.jit, static_argnums=2)
+def distilled(students, teachers, kind):
+    """((value, choices), gradients) of one real position."""
+
+    def loss(students, teachers):
+        return distillation(students, teachers, jnp.ones((1, 1), bool), kind)
+
+    return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(students, teachers)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +65,7 @@ ONE = jnp.ones((1, 1), bool)
 )
 def test_dynamic_pairs(students, teachers, choices, value, gradient):
     """L = 12, L_S = 3: teachers are the states after layers 4, 8 and 12."""
-
-    def loss(students):
-        return distillation(students, scalar_states(*teachers), ONE, "dyna")
-
-    (total, chosen), slopes = jax.value_and_grad(loss, has_aux=True)(scalar_states(*students))
+    (total, chosen), (slopes, _) = distilled(scalar_states(*students), scalar_states(*teachers), "dyna")
     assert chosen.tolist() == list(choices)
     np.testing.assert_allclose(total, value, rtol=1e-6)
     np.testing.assert_allclose(slopes.ravel(), gradient, rtol=1e-6)
@@ -79,11 +82,10 @@ def test_dynamic_pairs(students, teachers, choices, value, gradient):
     ],
 )
 def test_kinds(kind, value, gradient):
-    students, teachers = scalar_states(0, 3, 4), scalar_states(2, 1, 3)
-    total, slopes = jax.value_and_grad(lambda students: distillation(students, teachers, ONE, kind)[0])(students)
+    (total, _), (slopes, of_teachers) = distilled(scalar_states(0, 3, 4), scalar_states(2, 1, 3), kind)
     np.testing.assert_allclose(total, value, rtol=1e-6)
     np.testing.assert_allclose(slopes.ravel(), gradient, atol=1e-6)
-    assert not jax.grad(lambda teachers: distillation(students, teachers, ONE, kind)[0])(teachers).any()
+    assert not of_teachers.any()
 
 
 def test_choices_by_walking():
@@ -94,7 +96,7 @@ def test_choices_by_walking():
         for row in distances[::-1]:
             ceiling = int(np.argmin(row[:ceiling])) if ceiling else 0
             expected.insert(0, ceiling)
-        assert dynamic_choices(jnp.asarray(distances)).tolist() == expected
+        assert jax.jit(dynamic_choices)(distances).tolist() == expected
 
 
 def test_padding_does_not_count():

@@ -1,0 +1,60 @@
+"""Flags that several programs have, declared once: a group is a dataclass with one field per flag."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+
+def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a program some of whose arguments are groups of flags.
+
+    In place of such an argument the command has the group's flags, each with the type, help and default of its field.
+    Those that must be given come first. `defaults` replaces defaults of fields.
+    """
+
+    def decorate(program: Callable[..., None]) -> Callable[..., None]:
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        parameters: list[inspect.Parameter] = []
+        for argument in inspect.signature(program, eval_str=True).parameters.values():
+            group = argument.annotation
+            if not dataclasses.is_dataclass(group):
+                parameters.append(argument.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            flags = _flags(group, defaults)
+            groups[argument.name] = group, [flag.name for flag in flags]
+            parameters += flags
+        parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+
+        @functools.wraps(program)
+        def command(**given: Any) -> None:
+            made = {
+                argument: group(**{name: given.pop(name) for name in names})
+                for argument, (group, names) in groups.items()
+            }
+            program(**made, **given)
+
+        setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _flags(group: Any, defaults: dict[str, Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    flags = []
+    for field in dataclasses.fields(group):
+        default = defaults.get(field.name, field.default)
+        flags.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+                annotation=hints[field.name],
+            )
+        )
+    return flags
