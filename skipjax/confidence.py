@@ -23,18 +23,22 @@ class ExitView(NamedTuple):
     Attributes:
       logits: float32 [B, V], of the exit.
       state: [B, D], hidden state after the exit's layer, before any norm.
-      previous: [B, D], hidden state one layer earlier.
+      previous: [B, D], hidden state one layer earlier; may be None unless the measure `needs_previous`.
       head: parameters of the exit's own, or None.
     """
 
     logits: jax.Array
     state: jax.Array
-    previous: jax.Array
+    previous: jax.Array | None
     head: ExitHead | None
 
 
 class Confidence(Protocol):
     """A measure. Hashable, so static under `jax.jit`."""
+
+    @property
+    def needs_previous(self) -> bool:
+        """Whether it looks at the state one layer earlier."""
 
     @property
     def needs_classifier(self) -> bool:
@@ -51,6 +55,7 @@ class Margin:
     Worked: logits (2, 1, 0) give 0.42051.
     """
 
+    needs_previous = False
     needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
@@ -66,6 +71,7 @@ class Margin:
 class Top1:
     """p1, the largest probability. Worked: logits (2, 1, 0) give 0.66524."""
 
+    needs_previous = False
     needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
@@ -76,6 +82,7 @@ class Top1:
 class Entropy:
     """1 - H(p) / log V: 0 for a uniform distribution, 1 for a certain token. Worked: logits (2, 1, 0) give 0.24232."""
 
+    needs_previous = False
     needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
@@ -89,9 +96,11 @@ class Cosine:
     """Cosine of the hidden states after the exit's layer and one layer earlier, per token: how little the last layer
     changed (CALM, 2207.07061, section 3.2)."""
 
+    needs_previous = True
     needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
+        assert view.previous is not None
         state, previous = view.state.astype(jnp.float32), view.previous.astype(jnp.float32)
         lengths = jnp.linalg.norm(state, axis=-1) * jnp.linalg.norm(previous, axis=-1)
         return jnp.sum(state * previous, axis=-1) / jnp.maximum(lengths, 1e-20)
@@ -102,6 +111,7 @@ class Classifier:
     """A trained linear classifier of the hidden state (CALM, 2207.07061, section 3.2; `skipjax train heads`): the
     probability that the exit's token is the full model's."""
 
+    needs_previous = False
     needs_classifier = True
 
     def __call__(self, view: ExitView) -> jax.Array:

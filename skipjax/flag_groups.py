@@ -31,10 +31,7 @@ def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[...,
 
         @functools.wraps(program)
         def command(**given: Any) -> None:
-            made = {
-                argument: group(**{name: given.pop(name) for name in names})
-                for argument, (group, names) in groups.items()
-            }
+            made = {name: group(**{flag: given.pop(flag) for flag in own}) for name, (group, own) in groups.items()}
             program(**made, **given)
 
         setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010

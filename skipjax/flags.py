@@ -79,7 +79,9 @@ class MethodFlags:
     ] = None
     adaptive: Annotated[
         bool,
-        typer.Option("--adaptive", help="free: learn the threshold from text to text; beside those of --threshold."),
+        typer.Option(
+            "--adaptive", help="free: learn the threshold from text to text, one setting more than --threshold gives."
+        ),
     ] = False
     confidence: Annotated[
         str | None,
@@ -101,7 +103,7 @@ class MethodFlags:
     verify: Annotated[
         str | None,
         typer.Option(
-            help='free: "exact" takes back every token that differs from the full model\'s, at any threshold.',
+            help='free: "exact" takes back every token that is not the full model\'s, in each setting of free.',
             show_default="none",
         ),
     ] = None
@@ -239,7 +241,7 @@ class ModelFlags:
         ),
     ] = None
     heads: Annotated[
-        Path | None, typer.Option(help="Exits for the model, from skipjax train heads.", show_default="none")
+        Path | None, typer.Option(help="Exits for the model, from skipjax train heads.", show_default=False)
     ] = None
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto.")] = "auto"
     execution: Annotated[str, typer.Option(help="How layers are run: unrolled, scanned or auto.")] = "auto"

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
 import sys
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import tokenizers
 from tiny_models import tiny_lm
 
 import skipjax
-from skipjax import flags, main
+from skipjax import main
+from skipjax.adaptive import AdaptiveThreshold
 from skipjax.checkpoint import save
-from skipjax.display import colour_by_depth, depth_line, token_pieces
+from skipjax.display import colour_by_depth, depth_line, records, report, timed, token_pieces
 from skipjax.generation import generate
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, SkipDecode
+from skipjax.methods import Free, Full, SkipDecode
 from skipjax.recorded import Recorded
 from skipjax.tokenizer import Tokenizer
 
 RECORDED = SkipDecode(4, 2, horizon=6)
+FREE = Free(2, threshold=0.9, buffer_size=2)
+METHODS = [Full(), Free(1, -1.0, buffer_size=2), Free(1, -1.0, buffer_size=2, verify="exact")]
+FREE_FLAGS = ["--method", "free", "--shallow-layers", "2", "--buffer-size", "2"]
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
-    """A checkpoint of the tiny model with one token per letter, digit or sign."""
+    """A checkpoint of the tiny model with one token per letter, digit or sign. Larger logits make it surer of itself."""
     vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2}
     vocabulary |= {chr(code): index for index, code in enumerate(range(33, 33 + 94), 3)}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<pad>"))
     backend.decoder = tokenizers.decoders.Fuse()
     backend.add_special_tokens(["<s>", "<pad>", "</s>"])
     tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>"}, TEMPLATE)
-    lm = LanguageModel(tiny_lm().config, tiny_lm().params, tokenizer, Recorded(RECORDED, (1.0, 2.0)))
+    ends = tiny_lm().params["ends"]
+    params = {**tiny_lm().params, "ends": {**ends, "head": jax.tree.map(lambda leaf: 10 * leaf, ends["head"])}}
+    lm = LanguageModel(tiny_lm().config, params, tokenizer, Recorded(RECORDED, (1.0, 2.0), (1, 2, 3)))
     directory = tmp_path_factory.mktemp("model") / "tiny"
     save(lm, directory)
     return str(directory)
@@ -61,9 +70,24 @@ def test_json_has_one_object_per_prompt_and_is_what_the_library_gives(model, mon
             "text": expected.texts[index],
             "tokens": expected.tokens[index, :length].tolist(),
             "depths": expected.depths[index, :length].tolist(),
+            "confidences": [None] * length,
             "finish_reason": expected.finish_reasons[index],
         }
     assert len(out.splitlines()) == 2
+
+
+def test_json_of_a_method_with_exits(model, monkeypatch, capsys):
+    common = ["--model", model, "--max-new-tokens", "9", "--json", *FREE_FLAGS, "--threshold", "0.9"]
+    status, out, _ = run(monkeypatch, capsys, "generate", "abc", "de", *common)
+    assert status == 0
+    expected = generate(skipjax.load(model), ["abc", "de"], FREE, max_new_tokens=9)
+    records = [json.loads(line) for line in out.splitlines()]
+    for index, record in enumerate(records):
+        length = expected.lengths[index]
+        assert record["tokens"] == expected.tokens[index, :length].tolist()
+        assert record["depths"] == expected.depths[index, :length].tolist()
+        assert record["confidences"] == expected.confidences[index, :length].tolist()
+    assert {depth for record in records for depth in record["depths"]} == {2, 4}
 
 
 def test_report_names_the_method_and_its_depths(model, monkeypatch, capsys):
@@ -73,6 +97,40 @@ def test_report_names_the_method_and_its_depths(model, monkeypatch, capsys):
     assert status == 0
     assert "layers x tokens: 4x" in out
     assert "Full: 4.0 of 4 layers per token" in out
+
+
+def test_methods_are_set_beside_each_other(model, monkeypatch, capsys):
+    flags = ["--method", "full,free", "--shallow-layers", "2", "--buffer-size", "2", "--threshold", "0.9"]
+    status, out, _ = run(monkeypatch, capsys, "generate", "abc", "--model", model, *flags, "--max-new-tokens", "9")
+    assert status == 0
+    assert re.search(r"^  Full: .*\n    layers x tokens: 4x\d", out, re.MULTILINE)
+    assert re.search(r"^  Free 0\.9: .*\n    layers x tokens: 4x1 .*2x\d", out, re.MULTILINE)
+    assert re.search(
+        r"^Free 0\.9: \d\.\d of 4 layers per token, .*\n"
+        r"  exits: \d+% of tokens, threshold 0\.90, \d deep passes of \d\.\d tokens\n"
+        r"  speed-up: target 2\.00x, realised \d\.\d\dx .*, measured \d\.\d\dx ",
+        *(out, re.MULTILINE),
+    )
+
+
+def test_what_an_adaptive_threshold_learns_goes_from_batch_to_batch_and_run_to_run(
+    model, monkeypatch, capsys, tmp_path
+):
+    drawn = []
+    monkeypatch.setattr(AdaptiveThreshold, "plot", lambda self, path: drawn.append((self, path)))
+    state, lm, expected = tmp_path / "state.json", skipjax.load(model), [AdaptiveThreshold()]
+    method = Free(2, buffer_size=2, adaptive=True)
+    for prompt in ["abc", "de", "abc", "de"]:
+        out = generate(lm, [prompt], method, max_new_tokens=9, adaptive_threshold=expected[-1])
+        expected.append(out.adaptive_threshold)
+    flags = [*FREE_FLAGS, "--adaptive", "--batch-size", "1", "--max-new-tokens", "9", "--json"]
+    flags += ["--adaptive-state", str(state), "--threshold-plot", "plot.png"]
+    for learnt in (expected[2], expected[4]):
+        status, _, err = run(monkeypatch, capsys, "generate", "abc", "de", "--model", model, *flags)
+        assert (status, err) == (0, "")
+        assert AdaptiveThreshold.load(state) == learnt
+    assert len(expected[4].confidences) > len(expected[2].confidences) > 0
+    assert drawn == [(expected[index], Path("plot.png")) for index in (0, 2, 2, 4)]
 
 
 def test_prompts_files_and_standard_input_give_the_same(model, monkeypatch, capsys, tmp_path):
@@ -105,8 +163,12 @@ def test_streamed_pieces_join_to_the_text(model):
 
 
 MISTAKES = [
-    (["--method", "skip", "x"], "--method must be one of 'full', 'skipdecode', got 'skip'"),
-    (["--method", "full", "--speedup", "2", "x"], "--method full runs every layer, so it takes no --speedup"),
+    (["--method", "fre", "x"], "'static-exit', 'calm', got 'fre' (did you mean 'free'?)"),
+    (["--method", "full", "--speedup", "2", "x"], "--speedup goes with --method skipdecode, not with full"),
+    (["--method", "free", "x"], "--method free needs --shallow-layers"),
+    (["--speedup", "2,3", "--json", "x"], "--json prints the texts of one method, got skipdecode 2x, skipdecode 3x"),
+    (["--adaptive-state", "s.json", "x"], "--adaptive-state goes with --method free --adaptive"),
+    (["--heads", "absent", "x"], "heads: 'absent' holds no exits"),
     (["--speedup", "2", "--max-depth", "3", "x"], "give either --speedup or --max-depth and --min-depth, not both"),
     (["--max-depth", "3", "x"], "--method skipdecode needs --speedup, or both --max-depth and --min-depth"),
     (["--max-depth", "9", "--min-depth", "2", "x"], "max_depth must be at most the model's 4 layers, got 9"),
@@ -148,20 +210,34 @@ def test_damaged_prompts_files_are_named(model, monkeypatch, capsys, tmp_path, n
     assert said in err
 
 
-def test_method_flags_fall_back_on_the_recorded_method():
-    def of(*arguments, recorded=RECORDED, **given):
-        return flags.method_from_flags(*(arguments or (None,)), num_layers=12, recorded=recorded, **given)
-
-    assert of() == RECORDED
-    assert of(recorded=None) == Full()
-    assert of("full") == Full()
-    assert of(speedup=2.0) == SkipDecode(8, 4, horizon=6)
-    assert of(speedup=2.0, recorded=None) == SkipDecode(8, 4)
-    assert of("skipdecode", horizon=20) == dataclasses.replace(RECORDED, horizon=20)
-    assert of(max_depth=6, min_depth=5, warmup_layers=2) == SkipDecode(6, 5, 2, 6)
-
-
 def test_depths_are_shown_as_runs_and_shades():
     assert depth_line([12, 12, 8, 8, 8, 4]) == "12x2 8x3 4x1"
     shaded = colour_by_depth(["ab", "c"], [12, 2], 12)
     assert shaded == "\x1b[38;5;250mab\x1b[38;5;82mc\x1b[0m"
+    # Full depth is grey however few layers there are, and nothing else is.
+    for num_layers in (1, 2, 4, 12, 48):
+        grey = [depth for depth in range(1, num_layers + 1) if "250m" in colour_by_depth(["a"], [depth], num_layers)]
+        assert grey == [num_layers]
+
+
+def test_the_report_says_what_tokens_did():
+    lm, prompts = tiny_lm(num_layers=2), [[5, 6, 7], [8, 9]]
+    lm.warned.update(method.static() for method in METHODS)
+    outs = timed(lm, prompts, METHODS, [None] * len(METHODS), max_new_tokens=5, stop_at_eos=False)
+    text = report(lm, ["5 6 7", "8 9"], METHODS, outs)
+    assert outs[0].tokens.tolist() == outs[2].tokens.tolist()
+    exact = outs[2].stats
+    for line in [
+        "  Full: " + " ".join(map(str, outs[0].tokens[0])),
+        "    layers x tokens: 2x1 1x4",
+        "  exits: 80% of tokens, threshold -1.00",
+        f"deep passes of {exact.tokens_per_deep_pass:.1f} tokens, {exact.acceptance_rate:.0%} stood when checked",
+        "  speed-up: target 2.00x, realised 1.67x (layers of the tokens generated), measured ",
+    ]:
+        assert line in text
+    assert text.count("  exits: ") == 2
+    alone = report(lm, ["5 6 7", "8 9"], METHODS[1:2], outs[1:2])
+    assert "measured run with full beside it, as in --method full,free, to compare" in alone
+    (first, _) = records(["5 6 7", "8 9"], outs[1])
+    assert first["text"] is None
+    assert first["confidences"] == [None if np.isnan(one) else one for one in outs[1].confidences[0]]

@@ -8,8 +8,6 @@ DIR holds the exits only, and says which model they belong to.
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,9 +34,7 @@ def heads(
 
     Each learns the targets and the model's own predictions, and its classifier when the two exits agree.
     """
-    from skipjax import settings, training
-    from skipjax.fingerprint import fingerprint
-    from skipjax.json_files import write_json
+    from skipjax import exit_heads, settings, training
 
     from .build import start
 
@@ -51,14 +47,9 @@ def heads(
             lm, chosen, norm=norm, adapter_rank=adapter_rank, classifier=classifier, seed=run.seed
         )
 
-    def describe(lm: LanguageModel, directory: Path) -> None:
-        assert lm.config.exit_heads is not None
-        description = {
-            "format_version": 1,
-            "exit_heads": dataclasses.asdict(lm.config.exit_heads),
-            "base": {"model": run.model, "fingerprint": fingerprint(lm)},
-            "dtype": "float32",
-        }
-        write_json(directory / "skipjax.json", description)
-
-    start(run, lambda config, longest: training.heads(config), prepare=prepare, describe=describe)
+    start(
+        run,
+        lambda config, longest: training.heads(config),
+        prepare=prepare,
+        describe=lambda lm, directory: exit_heads.describe(lm, directory, run.model),
+    )

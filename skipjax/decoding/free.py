@@ -8,7 +8,8 @@ depend on when they do, so one pass can serve all rows, whoever asked for it, an
 values exist for positions below `count`, deep ones for those below `deep`; the buffer holds the states in between.
 
 For XLA: an inner loop of shallow steps; after it one pass of the smallest static window that holds the buffers, each
-window a loop that turns at most once, since a loop updates the cache in place where a branch would copy it.
+window a loop that turns at most once, since a loop updates the cache in place where a branch would copy it; and then
+one judgement of what the pass says, the same code for every window.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class FreeState:
       count: tokens so far, and deep: positions the deep layers have seen; int32 scalars where rows go in step, else
       [B]. unsure: bool [B], rows whose newest token is only the exit's, which was not confident.
       due: bool [B], rows that need a deep pass.
+      logits: float32 [B, W, V], of the last deep pass: of the newest position (W = 1), or of all if they are checked.
+      passed: bool scalar, whether there are such that were not judged yet.
       steps, passes: int32 scalars, shallow steps and deep passes run.
       positions, row_passes: int32 [B], positions computed by deep passes, and passes with at least one.
       checks: None where no token is judged afterwards.
@@ -77,6 +80,8 @@ class FreeState:
     deep: jax.Array
     unsure: jax.Array
     due: jax.Array
+    logits: jax.Array
+    passed: jax.Array
     steps: jax.Array
     passes: jax.Array
     positions: jax.Array
@@ -115,6 +120,16 @@ class FreeDecoding:
         """Whether all rows stand at the same position: as long as nothing is taken back."""
         return self.rolls_back == "never"
 
+    @property
+    def checks(self) -> bool:
+        """Whether tokens that have left are judged by the deep layers."""
+        return self.compares or not self.in_step
+
+    @property
+    def _shallow_ranges(self) -> tuple[Range, ...]:
+        cut = self.shallow_layers
+        return ((0, cut - 1), (cut - 1, cut)) if self.confidence.needs_previous else ((0, cut),)
+
     def cache_lengths(self, prompt_length: int) -> tuple[int, ...]:
         columns = prompt_length + self.room - 1
         # A window may reach beyond the last position; what it writes there is never read.
@@ -124,8 +139,7 @@ class FreeDecoding:
     def prompt_ranges(self, *, has_encoder: bool) -> tuple[Range, ...]:
         if has_encoder:
             return ()
-        cut = self.shallow_layers
-        return (0, cut - 1), (cut - 1, cut), (cut, self.num_layers)
+        return (*self._shallow_ranges, (self.shallow_layers, self.num_layers))
 
     def begin(self, decoder: CachedDecoder, start: Start, request: Request) -> FreeState:
         batch, shape = request.padding.shape[0], (request.padding.shape[0], self.room)
@@ -133,16 +147,15 @@ class FreeDecoding:
         confidences = jnp.full(shape, jnp.nan, jnp.float32)
         finished, first = request.filling(), 0
         if start.first is not None:
-            sure = self._exit(decoder, start.states[-2], start.states[0])[
-                1
-            ]  # for the record: token 0 is the full model's
+            # For the record only: token 0 is the full model's.
+            sure = self._exit(decoder, start.states[:-1])[1]
             confidences = confidences.at[:, 0].set(sure)
             tokens, depths = tokens.at[:, 0].set(start.first), depths.at[:, 0].set(self.num_layers)
             finished, first = finished | request.ends_text(start.first) | (request.limit <= 1), 1
         count = jnp.full(() if self.in_step else (batch,), first, jnp.int32)
         none, zeros = jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)
         checks = None
-        if self.compares or not self.in_step:
+        if self.checks:
             checks = Checks(
                 agreements=jnp.full(shape, -1, jnp.int8),
                 nll=jnp.zeros(shape, jnp.float32),
@@ -162,6 +175,8 @@ class FreeDecoding:
             deep=count,
             unsure=none,
             due=none,
+            logits=jnp.zeros((batch, self.buffer_size if self.checks else 1, decoder.config.vocab_size), jnp.float32),
+            passed=jnp.bool_(False),
             steps=jnp.int32(0),
             passes=jnp.int32(0),
             positions=zeros,
@@ -195,14 +210,14 @@ class FreeDecoding:
 
                 def fits(state: FreeState, smaller: int = smaller, window: int = window) -> jax.Array:
                     longest = waiting(state)
-                    return pass_needed(state) & (longest > smaller) & (longest <= window)
+                    return pass_needed(state) & ~state.passed & (longest > smaller) & (longest <= window)
 
                 def deep_pass(state: FreeState, window: int = window) -> FreeState:
-                    return self._deep_pass(decoder, base, state, request, window)
+                    return self._deep_pass(decoder, base, state, window)
 
                 state = jax.lax.while_loop(fits, deep_pass, state)
                 smaller = window
-            return state
+            return jax.lax.while_loop(lambda state: state.passed, lambda state: self._judge(state, request), state)
 
         return jax.lax.while_loop(behind, rounds, state)
 
@@ -219,11 +234,11 @@ class FreeDecoding:
         """One position of every row through the shallow layers, and the exit's token."""
         cut, slots, slot = self.shallow_layers, base + self.room, base + state.count
         h = decoder.embed(decoder.consumed(state.tokens, state.count)[:, None], slot)
-        # Cut where a confidence may want to look.
-        previous, cache = decoder.run(0, cut - 1, h, state.cache, slot, slots)
-        h, cache = decoder.run(cut - 1, cut, previous, cache, slot, slots)
-        h = h[:, 0]
-        logits, sure = self._exit(decoder, h, previous[:, 0])
+        cache, states = state.cache, []
+        for first, last in self._shallow_ranges:
+            h, cache = decoder.run(first, last, h, cache, slot, slots)
+            states.append(h[:, 0])
+        logits, sure = self._exit(decoder, tuple(states))
         index = jnp.broadcast_to(state.count, state.finished.shape)
         token = next_tokens(logits, request.numbers, state.keys, index)
 
@@ -239,7 +254,7 @@ class FreeDecoding:
         return dataclasses.replace(
             state,
             cache=cache,
-            buffer=_put(state.buffer, index - state.deep, h, jnp.bool_(True)),
+            buffer=_put(state.buffer, index - state.deep, states[-1], jnp.bool_(True)),
             tokens=_put(state.tokens, index, token, active),
             depths=_put(state.depths, index, jnp.full_like(index, cut), active),
             confidences=_put(state.confidences, index, sure, active),
@@ -252,56 +267,56 @@ class FreeDecoding:
             checks=checks,
         )
 
-    def _exit(self, decoder: CachedDecoder, h: jax.Array, previous: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits [B, V] and confidence [B] of the exit at state h [B, D]; `previous` [B, D] is one layer earlier."""
-        logits = decoder.exit_logits(h, self.shallow_layers)
-        return logits, self.confidence(ExitView(logits, h, previous, decoder.exit_head(self.shallow_layers)))
+    def _exit(self, decoder: CachedDecoder, states: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        """Logits [B, V] and confidence [B] of the exit; `states` [B, D] are those after the `_shallow_ranges`."""
+        logits, cut = decoder.exit_logits(states[-1], self.shallow_layers), self.shallow_layers
+        previous = states[-2] if len(states) > 1 else None
+        return logits, self.confidence(ExitView(logits, states[-1], previous, decoder.exit_head(cut)))
 
-    def _deep_pass(
-        self, decoder: CachedDecoder, base: int, state: FreeState, request: Request, window: int
-    ) -> FreeState:
+    def _deep_pass(self, decoder: CachedDecoder, base: int, state: FreeState, window: int) -> FreeState:
         """The deep layers over all that wait, at most `window` (static) positions a row."""
         slots = base + self.room + self.buffer_size - 1
         h, cache = decoder.run(
             *(self.shallow_layers, self.num_layers, state.buffer[:, :window], state.cache),
             *(base + state.deep, slots),
         )
-        filled = jnp.broadcast_to(state.count - state.deep, state.finished.shape)
+        filled = self._filled(state)
+        if not self.checks:
+            h = jnp.take_along_axis(h, jnp.clip(filled - 1, 0, window - 1)[:, None, None], axis=1)
+        logits = decoder.exit_logits(h, self.num_layers)
         took_part = ~state.finished & (filled > 0)
-        state = dataclasses.replace(
+        return dataclasses.replace(
             state,
             cache=cache,
+            logits=jax.lax.dynamic_update_slice(state.logits, logits, (0, 0, 0)),
+            passed=jnp.bool_(True),
             passes=state.passes + 1,
             positions=state.positions + jnp.where(took_part, filled, 0),
             row_passes=state.row_passes + took_part.astype(jnp.int32),
         )
-        state = self._judge(decoder, state, request, h, filled)
-        return dataclasses.replace(
-            state, deep=state.count, unsure=jnp.zeros_like(state.unsure), due=jnp.zeros_like(state.due)
-        )
 
-    def _judge(
-        self, decoder: CachedDecoder, state: FreeState, request: Request, h: jax.Array, filled: jax.Array
-    ) -> FreeState:
-        """Takes over the deep model's tokens: of unsure rows, and in place of tokens that are rolled back.
+    def _filled(self, state: FreeState) -> jax.Array:
+        """int32 [B], positions that wait in each row."""
+        return jnp.broadcast_to(state.count - state.deep, state.finished.shape)
 
-        Args:
-          h: [B, W, D] after the last layer, for positions from `state.deep` on.
-          filled: int32 [B], how many of the W are real.
-        """
-        checks = state.checks
+    def _judge(self, state: FreeState, request: Request) -> FreeState:
+        """What follows from a deep pass: its tokens for unsure rows, and in place of those that are rolled back."""
+        state = self._take_over(state, request)
+        none = jnp.zeros_like(state.unsure)
+        return dataclasses.replace(state, deep=state.count, unsure=none, due=none, passed=jnp.bool_(False))
+
+    def _take_over(self, state: FreeState, request: Request) -> FreeState:
+        checks, filled = state.checks, self._filled(state)
         newest = jnp.broadcast_to(state.count, filled.shape) - 1
         unsure = state.unsure & ~state.finished
         if checks is None:
-            last = jnp.take_along_axis(h, jnp.clip(filled - 1, 0, h.shape[1] - 1)[:, None, None], axis=1)[:, 0]
-            logits = decoder.exit_logits(last, self.num_layers)
-            tokens = next_tokens(logits, request.numbers, state.keys, newest)
+            tokens = next_tokens(state.logits[:, 0], request.numbers, state.keys, newest)
             return self._correct(state, request, unsure, newest, tokens)
 
-        batch, width, _ = h.shape
+        logits = state.logits
+        batch, width, _ = logits.shape
         positions = jnp.reshape(state.deep, (-1, 1)) + jnp.arange(width, dtype=jnp.int32)[None]
         positions = jnp.broadcast_to(positions, (batch, width))
-        logits = decoder.exit_logits(h, self.num_layers)
         keys = jnp.broadcast_to(state.keys[:, None], (batch, width)).reshape(-1)
         flat = logits.reshape(batch * width, -1)
         deep_tokens = next_tokens(flat, request.numbers, keys, positions.reshape(-1)).reshape(batch, width)

@@ -88,6 +88,7 @@ def with_exit_heads(
         raise ValueError("at least one of --norm, --adapter-rank and --classifier must be given")
     heads = ExitHeads(tuple(sorted(set(layers))), norm, adapter_rank, classifier)
     config = dataclasses.replace(lm.config, exit_heads=heads)
-    exits = init_exits(config, jax.random.fold_in(jax.random.key(seed), 2), lm.params["ends"], jnp.float32)
-    exits = jax.tree.map(jnp.copy, exits)  # their norms would be the very arrays of the final norm
+    key = jax.random.fold_in(jax.random.key(seed), 2)
+    # Under jit, since their norms would else be the very arrays of the final norm.
+    exits = jax.jit(init_exits, static_argnums=(0, 3))(config, key, lm.params["ends"], jnp.float32)
     return dataclasses.replace(lm, config=config, params={**lm.params, "exits": exits}, programs={})

@@ -1,11 +1,13 @@
 """Rows from files, prompts from templates, tokens from both."""
 
+import dataclasses
 import gzip
 import json
 
 import numpy as np
 import pytest
 from tiny_models import tiny_config
+from tiny_training import T5
 
 from skipjax.tokenizer import Tokenizer
 from skipjax.training.data import Template, as_text, load_rows, prompts_and_targets, tokenize
@@ -82,11 +84,11 @@ def test_cells_as_text():
     ]
 
 
-def tokens_of(tokenizer, rows, **changes):
+def tokens_of(tokenizer, rows, config=CONFIG, **changes):
     import datasets
 
     table = datasets.Dataset.from_list(rows)
-    return tokenize(table, tokenizer, CONFIG, **{"prompt_template": "{mr} ->", "target_column": "ref", **changes})
+    return tokenize(table, tokenizer, config, **{"prompt_template": "{mr} ->", "target_column": "ref", **changes})
 
 
 def test_tokens(tokenizer):
@@ -106,6 +108,14 @@ def test_long_rows_are_left_out_and_counted(tokenizer):
     assert [len(target) for target in examples.targets] == [2, 11]
     assert examples.dropped == {"target over 15 tokens": 1, "prompt over 30 tokens": 1}
     assert tokens_of(tokenizer, rows).dropped == {"over the model's 64 positions": 1}
+
+
+def test_relative_positions_have_no_end(tokenizer):
+    config = dataclasses.replace(T5, vocab_size=300, eos_ids=(1,))
+    rows = [{"mr": "z" * 200, "ref": "y" * 200}]
+    examples = tokens_of(tokenizer, rows, config, max_prompt_tokens=1000)
+    assert len(examples) == 1
+    assert len(examples.prompts[0]) > 200
 
 
 def test_tokenizer_round_trip(tokenizer, tmp_path):
@@ -191,8 +201,6 @@ def test_refused_templates_and_columns(tokenizer, changes, message):
 
 
 def test_refused_models(tokenizer):
-    import dataclasses
-
     import datasets
 
     rows = datasets.Dataset.from_list(ROWS)

@@ -6,9 +6,11 @@ import sys
 import pytest
 from tiny_training import write_csv
 
-from skipjax import main
+from skipjax import exit_heads, main
 from skipjax.checkpoint import restore
-from skipjax.methods import Full, SkipDecode
+from skipjax.config import ExitHeads
+from skipjax.fingerprint import fingerprint
+from skipjax.methods import Free, Full, SkipDecode
 from skipjax.recorded import Recorded
 
 
@@ -89,8 +91,64 @@ def test_from_scratch_to_fine_tuned(skipjax, prepared):
     assert err.startswith("skipjax: method must stay {'method': 'skipdecode', 'max_depth': 3, ")
 
 
+T5 = {
+    "model_type": "t5",
+    "vocab_size": 270,
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 1,
+    "num_decoder_layers": 3,
+    "num_heads": 2,
+    "decoder_start_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+
+
+def validated(directory):
+    (line,) = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return line["validation_losses"]
+
+
+def test_free_and_exits_of_its_own(skipjax, prepared):
+    """An encoder-decoder model from a config, trained for FREE, and then given exits of its own."""
+    (prepared / "t5.json").write_text(json.dumps(T5))
+    common = (*DATA, "--batch-size", 4, "--max-shapes", 1, "--eval-data", "rows.csv", "--steps", 1)
+    status, out, err = skipjax(
+        *("free", *common, "--init", "t5.json", "--tokenizer", "words", "--shallow-layers", 1, "--out", "freed")
+    )
+    assert (status, err) == (0, "")
+    assert "trains FreeLoss(shallow_layers=1, distillation='dyna', weight=0.5)\n" in out
+    assert list(validated(prepared / "freed")) == ["full", "exit 1"]
+    settings = json.loads((prepared / "freed" / "training.json").read_text())
+    recipe = {"optimizer": "adafactor", "learning_rate": 1e-4, "schedule": "linear", "warmup_steps": 0, "clip": 1.0}
+    assert settings.items() >= recipe.items()
+    lm = restore(prepared / "freed")
+    assert lm.recorded == Recorded(Free(shallow_layers=1), exit_layers=(1,))
+    status, out, err = skipjax(
+        *("heads", *common, "--model", "freed", "--learning-rate", 1e-2, "--layers", "2,1", "--out", "exits"),
+        *("--norm", "--adapter-rank", 2, "--classifier"),
+    )
+    assert (status, err) == (0, "")
+    losses = validated(prepared / "exits")
+    assert list(losses) == ["full", "exit 1", "exit 2", "classifier 1", "classifier 2"]
+    assert losses["full"] == validated(prepared / "freed")["full"]
+    joined = exit_heads.join(lm, prepared / "exits")
+    assert joined.config.exit_heads == ExitHeads((1, 2), True, 2, True)
+    settings = json.loads((prepared / "exits" / "training.json").read_text())
+    assert settings["base_fingerprint"] == fingerprint(lm)
+
+
+def test_multi_exit(skipjax, prepared):
+    status, _, err = skipjax("multi-exit", *DATA, *NUMBERS, *FRESH, "--steps", 1, "--out", "many")
+    assert (status, err) == (0, "")
+    assert restore(prepared / "many").recorded == Recorded(Full(), exit_layers=(1, 2))
+
+
 FULL = ("full", *DATA, *NUMBERS, "--steps", 2, "--out", "new")
 SKIP = ("skipdecode", *FULL[1:], *FRESH)
+FREE = ("free", *FULL[1:], *FRESH)
 FAULTS = {
     "no model": (FULL, "exactly one of --model and --init must be given"),
     "two models": ((*FULL, *FRESH, "--model", "x"), "exactly one of --model and --init must be given"),
@@ -123,6 +181,16 @@ FAULTS = {
     "shape": (
         (*SKIP, "--speedup", 1, "--shape", "linar"),
         "shape must be one of 'linear', 'cosine', 'step', 'constant'",
+    ),
+    "too shallow": ((*FREE, "--shallow-layers", 3), "shallow_layers must be an integer from 1 to 2, got 3"),
+    "distillation": (
+        (*FREE, "--shallow-layers", 1, "--distillation", "dyn"),
+        "distillation must be one of 'dyna', 'unif', 'last', 'none', got 'dyn' (did you mean 'dyna'?)",
+    ),
+    "fresh exits": (("heads", *FULL[1:], *FRESH, "--layers", 1, "--norm"), "--init cannot be given: exits are trained"),
+    "no numbers": (
+        ("heads", *FULL[1:], "--model", "x", "--layers", "1;2"),
+        "--layers must be whole numbers separated by commas, got '1;2'",
     ),
     "horizon": ((*SKIP, "--speedup", 1, "--horizon", 0), "horizon must be an integer of at least 1, got 0"),
 }

@@ -9,11 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compile_count import counting
-from tiny_training import LLAMA, assert_trees_equal, random_batch
+from tiny_training import LLAMA, T5, assert_trees_equal, random_batch
 
 from skipjax import decoder
-from skipjax.methods import SkipDecode
-from skipjax.training.loss import NextToken
+from skipjax.config import ExitHeads
+from skipjax.methods import Full, SkipDecode
+from skipjax.training.free_loss import FreeLoss
+from skipjax.training.heads_loss import ClassifierLoss, HeadsLoss
+from skipjax.training.loss import ExitToken, NextToken
+from skipjax.training.multi_exit_loss import MultiExitLoss
 from skipjax.training.optimizer import OptimizerSettings, apply_gradient, decayed, learning_rate_at, make_optimizer
 from skipjax.training.step import StepOptions, initial_state, loss_step, train_step
 
@@ -47,6 +51,39 @@ def test_accumulated_parts_equal_the_whole_batch(reference):
     moments = [one.optimizer[1].mu for one in (state, reference[0])]
     for one, other in zip(*map(jax.tree.leaves, moments), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-7)
+
+
+def test_accumulated_parts_of_an_encoder_decoder_model():
+    """With FREE's loss. The pairs of kd-dyna follow the part, those of kd-unif are fixed."""
+    params = decoder.init_params(T5, 0)
+    settings = dataclasses.replace(PLAIN, name="adafactor")
+    results = []
+    for parts in (1, 2):
+        options = StepOptions(T5, FreeLoss(2, "unif"), accumulate=parts)
+        state = initial_state(jax.tree.map(jnp.array, params), settings)
+        results.append(train_step(state, random_batch(4), options, settings)[1])
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)
+@pytest.mark.parametrize(
+    "objective",
+    [NextToken(Full()), ExitToken(2), FreeLoss(2), MultiExitLoss(), HeadsLoss(), ClassifierLoss(1)],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_every_objective_takes_every_dtype_and_form(config, objective):
+    """Traced only."""
+    config = dataclasses.replace(config, exit_heads=ExitHeads((1, 2), True, 2, True))
+    options = StepOptions(config, objective, "bfloat16", rematerialise=True, accumulate=2)
+    for execution in ("unrolled", "scanned"):
+        params = decoder.abstract_params(config, execution=execution)
+        state = jax.eval_shape(lambda params: initial_state(params, PLAIN), params)
+        after, results = jax.eval_shape(lambda state: train_step(state, random_batch(4), options, PLAIN), state)
+        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
+            lambda leaf: (leaf.shape, leaf.dtype), state
+        )
+        assert results["loss"].dtype == jnp.float32
 
 
 def test_rematerialised_equals_kept(reference):

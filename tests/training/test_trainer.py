@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 from killed_training import STEPS, run
 from tiny_models import tiny_config
-from tiny_training import LLAMA, assert_trees_equal, random_examples
+from tiny_training import LLAMA, assert_trees_equal, random_examples, tiny_model
 
-from skipjax import checkpoint
+from skipjax import checkpoint, exit_heads
 from skipjax.methods import Full, SkipDecode
 from skipjax.recorded import Recorded
-from skipjax.training import RunSettings, skipdecode
+from skipjax.training import (
+    OptimizerSettings,
+    RunSettings,
+    choose_shapes,
+    heads,
+    skipdecode,
+    train,
+    with_exit_heads,
+)
 from skipjax.training.loss import NextToken
 from skipjax.training.metrics import MetricsFile
 
@@ -124,6 +132,44 @@ def test_finished_run_says_so_and_can_be_prolonged(undisturbed, tmp_path):
 def test_changed_settings_are_refused(undisturbed, changes, message):
     with pytest.raises(ValueError, match=message):
         run(undisturbed, resume=True, **changes)
+
+
+def train_heads(directory, resume=False, report=lambda line: None):
+    lm = with_exit_heads(tiny_model(), [1], norm=True)
+    examples = random_examples(20)
+    train(
+        lm,
+        examples,
+        choose_shapes(examples, 4, 1),
+        heads(lm.config),
+        OptimizerSettings(1e-2, 4, schedule="constant"),
+        RunSettings(4, save_every=2, log_every=1),
+        directory,
+        resume=resume,
+        describe=lambda lm, directory: exit_heads.describe(lm, directory, "tiny"),
+        report=report,
+    )
+
+
+def test_resumed_exits(tmp_path):
+    """Where only the exits are trained, only they are kept, and the rest comes from the model again."""
+    train_heads(tmp_path / "undisturbed")
+
+    def stop(line):
+        if line.startswith("step 3/4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(tmp_path / "stopped", report=stop)
+    train_heads(tmp_path / "stopped", resume=True)
+    assert lines_of(tmp_path / "stopped") == lines_of(tmp_path / "undisturbed")
+    base = tiny_model()
+    joined = [exit_heads.join(base, tmp_path / name) for name in ("stopped", "undisturbed")]
+    assert_trees_equal(joined[0].params, joined[1].params)
+    assert (joined[0].params["exits"]["1"]["norm"]["scale"] != base.params["ends"]["final_norm"]["scale"]).all()
+    with checkpoint.open_manager(tmp_path / "stopped", use="read") as manager:
+        assert manager.all_steps() == [2, 4]
+        assert set(manager.item_metadata(4)["params"].tree) == {"exits"}
 
 
 def test_taken_directories_are_refused(undisturbed, tmp_path):
