@@ -4,13 +4,14 @@ from typing import Any
 
 import jax
 import pytest
+import tiny_training
 from tiny_models import tiny_config
 from typer.testing import CliRunner, Result
 
 from skipjax import bench, decoder, shapes
 from skipjax.bench import Workload
 from skipjax.language_model import LanguageModel
-from skipjax.methods import SkipDecode
+from skipjax.methods import Calm, Free, SkipDecode, StaticExit
 from skipjax.settings import Setting
 
 CONFIG = tiny_config(num_layers=2, max_positions=32)
@@ -79,12 +80,47 @@ def test_measure(lm: LanguageModel) -> None:
     assert [m.compile_seconds for m in again] == [0] * 4
 
 
+def test_measure_methods_with_exits(lm: LanguageModel) -> None:
+    free = Free(1, -1.0, buffer_size=2)
+    methods = [free, StaticExit(1), Calm(-1.0)]
+    workload = Workload((1,), prompt_length=4, max_new_tokens=5, repeats=1)
+    full, *measured = bench.measure(lm, [Setting(method) for method in methods], workload)
+    assert full.exits == bench.Exits(None, None, None, None, None)
+    for m in measured:  # of five tokens only that of the prompt pass is from the last layer
+        assert (m.exits.exit_share, m.mean_depth, m.min_depth) == (0.8, 6 / 5, 1)
+    assert [m.max_depth for m in measured] == [2, 1, 2]
+    assert measured[0].exits.tokens_per_deep_pass == 2
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in bench.table([full, *measured]).splitlines()
+    ]
+    exits = header.index("exits")
+    assert header[exits : exits + 3] == ["exits", "threshold", "tokens/pass"]
+    assert [row[exits : exits + 3] for row in rows] == [
+        ["-", "-", "-"],
+        ["80.0%", "-1.00", "2.0"],
+        ["80.0%", "-", "-"],
+        ["80.0%", "-1.00", "-"],
+    ]
+    assert "accepted" not in header
+
+
+def test_measure_an_encoder_decoder_model() -> None:
+    lm = shapes.random_model(tiny_training.T5, dtype="float32", execution="unrolled")
+    exact = Free(1, -1.0, buffer_size=2, verify="exact")
+    workload = Workload((1,), prompt_length=4, max_new_tokens=3, repeats=1)
+    full, verified = bench.measure(lm, [Setting(exact)], workload)
+    assert (full.max_depth, verified.target_speedup, verified.setting.label) == (3, 3, "free -1 exact")
+    assert verified.exits.acceptance_rate is not None
+    assert verified.measured_speedup.median == pytest.approx(full.step_ms.median / verified.step_ms.median)
+
+
 def test_to_json(lm: LanguageModel) -> None:
     (full,) = bench.measure(lm, [], Workload((1,), prompt_length=2, max_new_tokens=2, repeats=1))
     data = json.loads(json.dumps(full.to_json()))
     spreads = ["prompt_ms", "step_ms", "tokens_per_second", "measured_speedup"]
-    keys = "method speedup max_depth min_depth batch_size prompt_length max_new_tokens target_speedup realised_speedup"
-    keys += " mean_depth kv_cache_bytes kv_cache_share compile_seconds"
+    keys = "method speedup confidence arguments num_layers max_depth min_depth batch_size prompt_length max_new_tokens"
+    keys += " target_speedup realised_speedup mean_depth kv_cache_bytes kv_cache_share compile_seconds"
+    keys += " threshold exit_share deep_passes tokens_per_deep_pass acceptance_rate"
     assert set(data) == {*keys.split(), *spreads, *(f"{name}_range" for name in spreads)}
     assert data["step_ms_range"] == [data["step_ms"]] * 2
 
@@ -138,6 +174,37 @@ def test_program(monkeypatch: pytest.MonkeyPatch, lm: LanguageModel) -> None:
         str(run_program("--shape", "opt-125m", "--model", "m").exception) == "give either --model or --shape, not both"
     )
     assert str(run_program("--batch-size", "1,x").exception).startswith("--batch-size must be whole numbers")
+
+
+@pytest.mark.parametrize(
+    ("flags", "labels"),
+    [
+        ([], ["skipdecode 2x", "skipdecode 4x"]),
+        (["--method", "skipdecode", "--warmup-layers", "0"], ["skipdecode 2x", "skipdecode 4x"]),
+        (["--max-depth", "4", "--min-depth", "2"], ["skipdecode 4/2"]),
+        (["--method", "full"], ["full"]),
+        (["--shallow-layers", "3", "--threshold", "-1,1", "--adaptive"], ["free -1", "free 1", "free adaptive"]),
+        (
+            ["--method", "static-exit,calm", "--depth", "3,6", "--threshold", "0.5"],
+            ["static-exit 3", "static-exit 6", "calm 0.5"],
+        ),
+    ],
+)
+def test_flags_of_methods(
+    monkeypatch: pytest.MonkeyPatch, lm: LanguageModel, flags: list[str], labels: list[str]
+) -> None:
+    asked: list[Setting] = []
+    monkeypatch.setattr(shapes, "shape_config", lambda name: tiny_config(num_layers=12, max_positions=None))
+    monkeypatch.setattr(shapes, "random_model", lambda config, dtype, execution: lm)
+    monkeypatch.setattr(bench, "measure", lambda lm, settings, workload, progress: asked.extend(settings) or [])
+    result = run_program("--shape", "t5-large", *flags, "--json")
+    assert result.exit_code == 0, result.output
+    assert [setting.label for setting in asked] == labels
+
+
+def test_heads_need_a_model() -> None:
+    result = run_program("--shape", "opt-125m", "--heads", "h")
+    assert str(result.exception) == "give either --heads or --shape, not both"
 
 
 def test_flags_name_every_shape() -> None:

@@ -8,7 +8,32 @@ import sys
 import pytest
 
 import skipjax as sj
-from skipjax import flags, main
+from skipjax import loading, main, prompt_files
+
+needs_t5 = pytest.mark.skipif(
+    not (loading.EMBEDDED["embedded-t5"] / "config.json").is_file(), reason="needs the embedded T5 model"
+)
+
+
+def run(monkeypatch, capsys, *arguments: str) -> str:
+    """Standard output of `skipjax ARGUMENTS`, which must succeed without a word of warning."""
+    monkeypatch.setattr(sys, "argv", ["skipjax", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    out, err = capsys.readouterr()
+    assert "warning" not in err  # what is shown is what the weights were trained for
+    assert not ended.value.code
+    return out
+
+
+def texts_of(out: str, *names: str) -> list[tuple[str, list[str]]]:
+    """For each embedded prompt, the restaurant's name and the text of each method."""
+    texts = re.findall(rf"^  ({'|'.join(map(re.escape, names))}): (.+)$", out, re.MULTILINE)
+    prompts = prompt_files.read_prompts(str(prompt_files.EMBEDDED_PROMPTS))
+    assert [label for label, _ in texts] == list(names) * len(prompts)
+    restaurants = [re.search(r"name\[(.+?)\]", prompt).group(1) for prompt in prompts]
+    per_prompt = [[text for _, text in texts[start :: len(names)]] for start in range(len(names))]
+    return list(zip(restaurants, map(list, zip(*per_prompt, strict=True)), strict=True))
 
 
 def test_embedded_model_is_small_and_trained_for_one_to_five_times():
@@ -21,18 +46,32 @@ def test_embedded_model_is_small_and_trained_for_one_to_five_times():
 
 
 def test_command_without_arguments_shows_both_depths_and_the_three_speedups(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["skipjax", "generate"])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    out, err = capsys.readouterr()
-    assert "warning" not in err  # the schedule shown is one the weights were trained for
-    assert not ended.value.code
-    prompts = flags.read_prompts(str(flags.EMBEDDED_PROMPTS))
-    texts = re.findall(r"^  (Full|SkipDecode 8-4): (.+)$", out, re.MULTILINE)
-    assert [label for label, _ in texts] == ["Full", "SkipDecode 8-4"] * len(prompts)
-    for prompt, (_, full), (_, skipped) in zip(prompts, texts[::2], texts[1::2], strict=True):
-        name = re.search(r"name\[(.+?)\]", prompt).group(1)
-        assert name in full
-        assert name in skipped
+    out = run(monkeypatch, capsys, "generate")
+    for restaurant, texts in texts_of(out, "Full", "SkipDecode 8/4"):
+        assert all(restaurant in text for text in texts)
     assert re.search(r"speed-up: target 2\.00x, realised 1\.\d\dx .*, measured \d\.\d\dx", out)
     assert re.search(r"layers x tokens: 12x1 8x7 ", out)
+
+
+@needs_t5
+def test_embedded_t5_is_small_and_trained_for_free():
+    lm = sj.load("embedded-t5")
+    assert (lm.config.family, lm.config.num_layers) == ("t5", 12)
+    assert lm.recorded.method == sj.Free(shallow_layers=3)
+    assert lm.trained_exits == (3,)
+
+
+@needs_t5
+def test_free_is_shown_on_the_embedded_t5(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "generate", "--method", "free")
+    for restaurant, texts in texts_of(out, "Full", "Free 0.9"):
+        assert all(restaurant in text for text in texts)
+    assert re.search(r"^  exits: \d+% of tokens, threshold 0\.90, \d+ deep passes of \d\.\d tokens$", out, re.MULTILINE)
+    assert re.search(r"speed-up: target 4\.00x, realised [1-4]\.\d\dx .*, measured \d\.\d\dx", out)
+
+
+@needs_t5
+def test_verified_texts_of_the_embedded_t5_are_those_of_full_depth(monkeypatch, capsys):
+    out = run(monkeypatch, capsys, "generate", "--threshold", "0.5", "--verify", "exact")
+    assert all(exact == full for _, (full, exact) in texts_of(out, "Full", "Free 0.5 exact"))
+    assert re.search(r"^  exits: .*\d+% stood when checked$", out, re.MULTILINE)

@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import re
@@ -6,22 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_training
 from tiny_models import tiny_config
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
-from skipjax import decoder, evaluation, flags, settings, tables
+from skipjax import decoder, evaluation, settings, tables
+from skipjax.adaptive import AdaptiveThreshold
 from skipjax.evaluation import Input
 from skipjax.generation import Generation, generate
 from skipjax.huggingface import export_hf
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Full, SkipDecode
+from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit
 from skipjax.settings import Setting
 from skipjax.tokenizer import Tokenizer
 
 WORDS = 40
-CONFIG = tiny_config(vocab_size=WORDS + 2, bos_id=None, eos_ids=(0,), pad_id=1)
+SPECIAL = {"vocab_size": WORDS + 2, "bos_id": None, "eos_ids": (0,), "pad_id": 1}
+CONFIG = tiny_config(**SPECIAL)
 PROMPTS = ["w1 w2 w3", "w4", "w5 w6", "w7 w8 w9 w10 w11", "w12 w13 w14"]
 NEW = 6
 
@@ -45,14 +49,14 @@ def full_texts(lm: LanguageModel) -> list[str]:
     return texts
 
 
-def in_pairs(lm: LanguageModel, method: Full | SkipDecode) -> list[Generation]:
+def in_pairs(lm: LanguageModel, method: Method) -> list[Generation]:
     """The same batch shapes as an evaluation with batch size 2, so that programs are compiled only once."""
     return [generate(lm, PROMPTS[i : i + 2], method, max_new_tokens=NEW) for i in range(0, len(PROMPTS), 2)]
 
 
 def evaluate_quietly(*args: Any, **kwargs: Any) -> evaluation.Evaluation:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this checkpoint records no schedule")
+        warnings.filterwarnings("ignore", "this checkpoint records no")
         return evaluation.evaluate(*args, **kwargs)
 
 
@@ -126,21 +130,10 @@ def test_bad_data(tmp_path: Path) -> None:
 # Settings
 
 
-def test_settings_from_flags() -> None:
-    assert settings.settings_from_flags("full", [], num_layers=8) == []
-    assert settings.settings_from_flags(None, [], num_layers=8) == []
-    two = SkipDecode.for_speedup(2, num_layers=8)
-    assert settings.settings_from_flags(None, [1, 2, 2], num_layers=8) == [Setting(two, 2)]
-    chosen = settings.settings_from_flags(None, [], num_layers=8, max_depth=5, min_depth=3)
-    assert [setting.label for setting in chosen] == ["skipdecode 5/3"]
-    trained = SkipDecode(6, 4, horizon=9)
-    assert settings.settings_from_flags(None, [], num_layers=8, recorded=trained) == [Setting(trained)]
+def test_against_full() -> None:
+    chosen = [Setting(SkipDecode(5, 3)), Setting(Free(2))]
     assert settings.against_full(chosen) == [settings.FULL, *chosen]
-    assert settings.against_full([Setting(Full())]) == [settings.FULL]
-    with pytest.raises(ValueError, match="takes no --speedup"):
-        settings.settings_from_flags("full", [2], num_layers=8)
-    with pytest.raises(ValueError, match="at most the model's 4 layers"):
-        settings.settings_from_flags(None, [], num_layers=4, max_depth=5, min_depth=3)
+    assert settings.against_full([Setting(Full()), *chosen]) == [settings.FULL, *chosen]
 
 
 def test_number_flags() -> None:
@@ -168,17 +161,19 @@ def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]) -
     inputs = [Input(prompt, ("q", text)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     compared = [Setting(SkipDecode(4, 4)), Setting(SkipDecode(3, 2), 1.6)]
     evaluated = evaluate_quietly(lm, inputs, compared, batch_size=2, max_new_tokens=NEW)
-    full, same, less = evaluated.results
+    full, all_layers, less = evaluated.results
     assert [result.setting for result in evaluated.results] == [settings.FULL, *compared]
     assert evaluated.texts[0] == evaluated.texts[1] == full_texts
     assert evaluated.texts[2] != full_texts
-    for result in (full, same):
+    for result in (full, all_layers):
         assert [result.rouge_l, result.bleu] == pytest.approx([100, 100])
         assert (result.realised_speedup, result.mean_depth, result.share_of_full) == (1, 4, 1)
-        assert (result.max_depth, result.min_depth, result.inputs) == (4, 4, 5)
+        assert (result.max_depth, result.min_depth, result.inputs, result.same_texts) == (4, 4, 5, 1)
     assert full.measured_speedup == 1
     assert less.rouge_l < 100
     assert less.share_of_full == pytest.approx(less.rouge_l / 100)
+    same = sum(text == full for text, full in zip(evaluated.texts[2], full_texts, strict=True))
+    assert less.same_texts == pytest.approx(same / 5)
     assert (less.max_depth, less.min_depth, less.target_speedup) == (3, 2, 1.6)
     outs = in_pairs(lm, SkipDecode(3, 2))
     mean_depth = sum(out.depths.sum() for out in outs) / sum(out.lengths.sum() for out in outs)
@@ -188,15 +183,94 @@ def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]) -
     assert less.measured_speedup > 0
 
 
+FREE = Free(1, -1.0, buffer_size=2)  # every token leaves, except those of the prompt pass
+EXACT = dataclasses.replace(FREE, verify="exact")
+
+
+def test_methods_with_exits() -> None:
+    config = dataclasses.replace(CONFIG, num_layers=2)
+    lm = LanguageModel(config, decoder.init_params(config, 0), word_tokenizer())
+    inputs = [Input(prompt, ("w1 w2",)) for prompt in PROMPTS[:2]]
+    compared = [Setting(method) for method in (FREE, EXACT, StaticExit(1), Calm(-1.0, 1))]
+    evaluated = evaluate_quietly(lm, inputs, compared, batch_size=2, max_new_tokens=NEW)
+    full, free, exact, static, calm = evaluated.results
+    assert evaluated.texts[2] == evaluated.texts[0]
+    assert evaluated.texts[1] == evaluated.texts[3] != evaluated.texts[0]
+    assert exact.same_texts == 1
+    assert free.same_texts == static.same_texts < 1
+    depths = [(result.max_depth, result.min_depth) for result in evaluated.results]
+    assert depths == [(2, 2), (2, 1), (2, 1), (1, 1), (2, 1)]
+    assert [result.exits.threshold for result in evaluated.results] == [None, -1, -1, None, -1]
+    # Where all leave, only the tokens of the prompt pass, one a text, are from the last layer.
+    tokens = round(2 / (1 - free.exits.exit_share))
+    assert free.exits.exit_share == static.exits.exit_share == calm.exits.exit_share == (tokens - 2) / tokens
+    assert free.mean_depth == (2 * 2 + 1 * (tokens - 2)) / tokens
+    assert full.exits == evaluation.Exits(None, None, None, None, None)
+    assert (static.exits.deep_passes, static.exits.acceptance_rate, free.exits.acceptance_rate) == (None, None, None)
+    assert free.exits.deep_passes > 0
+    assert 1 < free.exits.tokens_per_deep_pass <= 2
+    assert 0 <= exact.exits.acceptance_rate < 1
+    assert exact.target_speedup == 2
+    assert all(result.measured_speedup > 0 for result in evaluated.results)
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in evaluated.table().splitlines()]
+    assert header[9:14] == ["mean depth", "exits", "threshold", "tokens/pass", "accepted"]
+    assert [row[0] for row in rows] == ["full", "free -1", "free -1 exact", "static-exit 1", "calm -1"]
+    assert [row[1] for row in rows] == ["2", "1/2", "1/2", "1", "1-2"]
+    assert rows[2][5] == "100.0%"
+    results = [result.to_json() for result in evaluated.results]
+    assert json.loads(json.dumps(results)) == results
+    assert results[2]["arguments"] == dataclasses.asdict(EXACT)
+    assert results[2]["confidence"] == "margin"
+    assert results[2]["exit_share"] == exact.exits.exit_share
+
+
+def test_an_adaptive_threshold_learns_from_batch_to_batch(
+    lm: LanguageModel, full_texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adaptive, calls = dataclasses.replace(FREE, adaptive=True), []
+
+    def learning(lm: LanguageModel, prompts: Any, method: Method, *, adaptive_threshold: Any, **rest: Any) -> Any:
+        out = generate(lm, prompts, Full(), **rest)  # nothing has to be compiled for this
+        calls.append((method, adaptive_threshold))
+        learnt = (adaptive_threshold or AdaptiveThreshold()).after([0.5], [1]) if method == adaptive else None
+        return dataclasses.replace(out, adaptive_threshold=learnt)
+
+    monkeypatch.setattr(evaluation, "generate", learning)
+    inputs = [Input(prompt, (text,)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
+    evaluate_quietly(lm, inputs, [Setting(adaptive)], batch_size=2, max_new_tokens=NEW)
+    assert [state for method, state in calls if method == Full()] == [None] * 3
+    first, *later = [state for method, state in calls if method == adaptive]
+    assert first is None
+    assert [len(state.confidences) for state in later] == [1, 2]
+
+
+def test_encoder_decoder_models() -> None:
+    config = dataclasses.replace(tiny_training.T5, **SPECIAL)
+    lm = LanguageModel(config, decoder.init_params(config, 0), word_tokenizer())
+    inputs = [Input(prompt, ("w1",)) for prompt in PROMPTS[:2]]
+    compared = [Setting(EXACT), Setting(StaticExit(1))]
+    evaluated = evaluate_quietly(lm, inputs, compared, batch_size=2, max_new_tokens=NEW)
+    full, exact, static = evaluated.results
+    assert evaluated.texts[1] == evaluated.texts[0]
+    assert (full.num_layers, exact.same_texts, exact.target_speedup) == (3, 1, 3)
+    assert (static.mean_depth, static.exits.exit_share) == (1, 1)  # the start token exits too
+    assert all(result.measured_speedup > 0 for result in evaluated.results)
+
+
 def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path) -> None:
     inputs = [Input(prompt, (text,)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     evaluated = evaluate_quietly(lm, inputs, [Setting(SkipDecode(3, 2), 1.6)], batch_size=2, max_new_tokens=NEW)
     evaluated.write(tmp_path / "new" / "out")
     results = json.loads((tmp_path / "new" / "out" / "results.json").read_text())
     assert [(entry["method"], entry["speedup"]) for entry in results] == [("full", 1.0), ("skipdecode", 1.6)]
-    keys = "method speedup max_depth min_depth rougeL bleu target_speedup realised_speedup measured_speedup mean_depth"
-    keys += " share_of_full inputs tokens_per_second seconds compile_seconds"
+    keys = "method speedup confidence arguments num_layers max_depth min_depth rougeL bleu target_speedup"
+    keys += " realised_speedup measured_speedup mean_depth share_of_full same_texts inputs tokens_per_second seconds"
+    keys += " compile_seconds threshold exit_share deep_passes tokens_per_deep_pass acceptance_rate"
     assert all(set(entry) == set(keys.split()) for entry in results)
+    arguments = {"max_depth": 3, "min_depth": 2, "warmup_layers": 1, "horizon": None, "shape": "linear"}
+    assert [entry["arguments"] for entry in results] == [{}, arguments]
+    assert results[1]["exit_share"] is None
+    assert "exits" not in evaluated.table()
     samples = [json.loads(line) for line in (tmp_path / "new" / "out" / "samples.jsonl").read_text().splitlines()]
     assert [sample["prompt"] for sample in samples] == PROMPTS
     assert [sample["references"] for sample in samples] == [[text] for text in full_texts]
@@ -279,4 +353,4 @@ def test_flags_name_every_method() -> None:
     from skipjax.main import app
 
     text = CliRunner().invoke(app, ["evaluate", "--help"]).output
-    assert all(name in text for name in flags.METHODS)
+    assert all(name in text for name in settings.METHODS)

@@ -32,6 +32,9 @@ FLAGS = {
     "train": set(),
     "train full": TRAINING_FLAGS,
     "train skipdecode": TRAINING_FLAGS | DEPTH_FLAGS,
+    "train free": TRAINING_FLAGS | {"--shallow-layers", "--distillation", "--distillation-weight"},
+    "train multi-exit": TRAINING_FLAGS,
+    "train heads": TRAINING_FLAGS | {"--layers", "--norm", "--adapter-rank", "--classifier"},
     "train tokenizer": {"--data", "--out"},
 }
 

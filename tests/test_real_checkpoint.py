@@ -1,9 +1,10 @@
-"""Greedy tokens of a real checkpoint against transformers: set SKIPJAX_CHECKPOINT to a Hugging Face directory."""
+"""Greedy tokens of a real checkpoint: set SKIPJAX_CHECKPOINT to the directory of a decoder-only Hugging Face model."""
 
 from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 import skipjax as sj
@@ -17,7 +18,9 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.skipif("SKIPJAX_CHECKPOINT" not in os.environ, reason="needs SKIPJAX_CHECKPOINT, a directory")
+pytestmark = pytest.mark.skipif("SKIPJAX_CHECKPOINT" not in os.environ, reason="needs SKIPJAX_CHECKPOINT, a directory")
+
+
 def test_forty_greedy_tokens_equal_those_of_transformers():
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -29,3 +32,17 @@ def test_forty_greedy_tokens_equal_those_of_transformers():
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
         expected = model.generate(ids, max_new_tokens=40, do_sample=False)
         assert tokens[:length].tolist() == expected[0, ids.shape[1] :].tolist()
+
+
+def test_verified_free_is_full_decoding_at_every_threshold():
+    lm = sj.load(os.environ["SKIPJAX_CHECKPOINT"], dtype="float32", execution="scanned")
+    full = sj.generate(lm, PROMPTS, max_new_tokens=40)
+    shallow = lm.config.num_layers // 3
+    rates = []
+    for threshold in (0.0, 0.25, 0.5, 0.75, 1.0):
+        method = sj.Free(shallow, threshold, buffer_size=4, verify="exact")
+        out = sj.generate(lm, PROMPTS, method, max_new_tokens=40)
+        np.testing.assert_array_equal(out.tokens, full.tokens)
+        rates.append(out.stats.exit_share)
+        print(f"threshold {threshold}: acceptance {out.stats.acceptance_rate}, exit share {out.stats.exit_share:.2f}")
+    assert rates[-1] == 0

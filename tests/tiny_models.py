@@ -208,7 +208,7 @@ def confidence_by_hand(name: str, lm: LanguageModel, reading: Reading, layer: in
 
 
 def decode_memory(method: Method, execution: Execution, batch: int = 2) -> tuple[Any, int]:
-    """XLA's account of a decode program after prompts of 1024 columns and with room for 256 tokens, and the bytes of its
+    """XLA's account of a decode program after prompts of 1024 columns, with room for 256 tokens, and the bytes of its
     cache. Nothing is computed, so the model can have heads of a real size."""
     config = tiny_config(num_layers=6, hidden_size=64, embed_size=64, head_size=64, max_positions=2048)
     strategy = method.resolve(256).strategy(config.num_layers, 256)

@@ -9,7 +9,7 @@ import numpy as np
 from tiny_models import tiny_config
 
 from skipjax.config import ModelConfig, RelativePositions
-from skipjax.decoder import Params, init_params
+from skipjax.decoder import Params, init_params, stack_layers
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Method
 from skipjax.teacher_forcing import forward
@@ -61,6 +61,14 @@ def wide_params(config: ModelConfig) -> Params:
     """Weights wide enough for what a layer does to a column to show in the loss."""
     params = init_params(config, 0)
     return jax.tree.map(lambda leaf: leaf * 5 if leaf.ndim > 1 and leaf.std() < 0.5 else leaf, params)
+
+
+def stacked(params: Params) -> Params:
+    """In scanned form, which compiles faster; the given ones stay whole."""
+    lists: Params = {"layers": list(params["layers"])}
+    if "encoder" in params:
+        lists["encoder"] = {**params["encoder"], "layers": list(params["encoder"]["layers"])}
+    return stack_layers({**params, **lists})
 
 
 def predicted(config: ModelConfig, params: Params, batch: Batch, method: Method | None = None) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_training import LLAMA, OPT, T5, assert_trees_equal, bottom, cross_entropies, predicted, random_batch
+from tiny_training import LLAMA, OPT, T5, assert_trees_equal, bottom, cross_entropies, predicted, random_batch, stacked
 from tiny_training import wide_params as wide
 
 from skipjax import decoder
@@ -34,12 +34,12 @@ def test_exit_weights():
 @pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)
 def test_multi_exit_loss_is_the_weighted_sum_of_exits(config):
     batch, params = random_batch(3), wide(config)
-    (total, tokens), gradient = loss_and_gradient(config, params, batch, MultiExitLoss())
+    (total, tokens), gradient = loss_and_gradient(config, stacked(params), batch, MultiExitLoss())
     exits = [cross_entropies(predicted(*bottom(config, params, layers), batch), batch) for layers in (1, 2, 3)]
     assert int(tokens) == len(exits[0])
     np.testing.assert_allclose(total / tokens, np.mean([exits[0] / 6, exits[1] / 3, exits[2] / 2], axis=1).sum(), 1e-5)
     if config is LLAMA:
-        apart = [loss_and_gradient(config, params, batch, ExitToken(layers))[1] for layers in (1, 2, 3)]
+        apart = [loss_and_gradient(config, stacked(params), batch, ExitToken(layers))[1] for layers in (1, 2, 3)]
         expected = jax.tree.map(lambda one, two, three: one / 6 + two / 3 + three / 2, *apart)
         for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
@@ -57,7 +57,7 @@ def model_with_exits(config, **changes):
     lm = with_exit_heads(LanguageModel(config, wide(config)), [2, 1], **changes)
     rng = np.random.default_rng(0)
     moved = jax.tree.map(lambda leaf: leaf + rng.normal(0, 0.3, leaf.shape).astype(np.float32), lm.params["exits"])
-    return lm.config, {**lm.params, "exits": moved}
+    return lm.config, stacked({**lm.params, "exits": moved})
 
 
 @pytest.mark.parametrize("config", [LLAMA, T5], ids=lambda config: config.family)

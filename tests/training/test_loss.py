@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_models import tiny_config
-from tiny_training import LLAMA, OPT, T5, bottom, cross_entropies, predicted, random_batch, wide_params
+from tiny_training import LLAMA, OPT, T5, bottom, cross_entropies, predicted, random_batch, stacked, wide_params
 
 from skipjax import decoder
 from skipjax.attention import attention, causal
@@ -72,14 +72,6 @@ def by_masking(config, params, batch, method):
             wanted[row, prompt_size - 1 + index, batch.targets[row, index]] = 1
     total, gradient = masked_loss(config, stacked(params), tokens, padding, active, wanted, source)
     return total, decoder.unstack_layers(gradient)
-
-
-def stacked(params):
-    """Of the same arrays, which stay whole."""
-    lists = {"layers": list(params["layers"])}
-    if "encoder" in params:
-        lists["encoder"] = {**params["encoder"], "layers": list(params["encoder"]["layers"])}
-    return decoder.stack_layers({**params, **lists})
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
