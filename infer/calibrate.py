@@ -22,9 +22,9 @@ def calibrate(
     target_column: Annotated[str, typer.Option(help="Column with the text to generate.")],
     layers: Annotated[list[str], typer.Option(help="After how many layers: 4,8, or the flag several times.")],
     model: Annotated[
-        str | None,
-        typer.Option(help="Hugging Face directory or hub id, or a skipjax directory.", show_default="the embedded one"),
-    ] = None,
+        str,
+        typer.Option(help="Hugging Face directory or hub id, or a skipjax directory."),
+    ] = "embedded-t5",
     heads: Annotated[str | None, typer.Option(help="Directory from skipjax train heads.", show_default=False)] = None,
     confidence: Annotated[
         list[str] | None, typer.Option(help="Measures: margin,top1, or the flag several times.", show_default="margin")

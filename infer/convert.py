@@ -26,10 +26,10 @@ def convert(
 ) -> None:
     """Convert between Hugging Face's form and orbax."""
     import skipjax as sj
-    from skipjax import checks, hub, loading, verification
+    from skipjax import checks, loading, verification
 
     checks.choice("--to", to, ("auto", *FORMS))
-    directory = hub.resolve(source)
+    directory = loading.model_directory(source)
     from_orbax = loading.is_checkpoint(directory)
     if to == "auto":
         to = "huggingface" if from_orbax else "orbax"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -17,13 +18,13 @@ import numpy as np
 from skipjax import checks
 from skipjax.confidence import Confidence, ExitView, confidence_named
 from skipjax.config import ModelConfig
-from skipjax.decoder import Params, exit_head_of, exit_logits
+from skipjax.decoder import Params, ends_of, exit_head_of, exit_logits
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Free
 from skipjax.tables import markdown
 from skipjax.training.batches import Batch, bucket_sizes, make_batch
 from skipjax.training.data import Examples
-from skipjax.training.loss import real_targets, target_states
+from skipjax.training.loss import decoder_inputs, real_targets, target_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ def exit_curves(
     """
     checks.integer("batch_size", batch_size, 1)
     for layer in layers:
+        checks.integer("layers", layer, 1, lm.config.num_layers - 1)
         for name in confidences:
             Free(layer, confidence=name).check(lm.config)
     measures = tuple(confidence_named(name) for name in confidences)
@@ -106,10 +108,13 @@ def _exits(
     """(confidence float32, agreement bool), both [B, T], per layer and measure."""
     states = target_states(config, params, batch)
     final = jnp.argmax(exit_logits(config, params, states[-1], config.num_layers), axis=-1)
+    tokens, padding, _, prompt_size = decoder_inputs(config, params, batch)
+    positions = jnp.maximum(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - padding[:, None], 0)
+    embedded = ends_of(config, params).embed(tokens, positions)[:, prompt_size - 1 :]
     results = []
     for layer in layers:
         state = states[layer - 1]
-        previous = states[layer - 2] if layer > 1 else jnp.zeros_like(state)
+        previous = states[layer - 2] if layer > 1 else embedded
         logits = exit_logits(config, params, state, layer)
         agree = jnp.argmax(logits, axis=-1) == final
         view = ExitView(logits, state, previous, exit_head_of(config, params, layer))
@@ -121,12 +126,14 @@ def table(curves: Sequence[ExitCurve], agreement: float) -> str:
     """A Markdown table: at the lowest threshold that gives the agreement, how many tokens leave."""
     rows = []
     for curve in curves:
-        threshold = curve.threshold_for(agreement)
+        # Rounded up as it is printed, so that what is printed can be used.
+        threshold = math.ceil(min(curve.threshold_for(agreement), 2.0) * 1e6) / 1e6
         share, reached = curve.exits_above(threshold)
         rows.append(
             [
                 *(str(curve.layer), curve.confidence, f"{curve.agreements.mean():.1%}"),
-                *(f"{threshold:.3f}", f"{share:.1%}", "-" if reached is None else f"{reached:.1%}"),
+                "-" if reached is None else f"{threshold:.6f}",
+                *(f"{share:.1%}", "-" if reached is None else f"{reached:.1%}"),
             ]
         )
     header = ["exit after", "confidence", "agreement of all", "threshold", "exit share", "agreement of exits"]

@@ -109,9 +109,8 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     path = directory / DESCRIPTION
     description = read_json(path)
     if "exit_heads" in description:
-        raise ValueError(
-            f"{directory}: holds exits without their model; load the model they belong to with heads={str(directory)!r}"
-        )
+        base = (description.get("base") or {}).get("model")
+        raise ValueError(f"{directory}: holds exits only; load their model {base!r} with heads={str(directory)!r}")
     version = description.get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(

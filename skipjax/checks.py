@@ -52,8 +52,8 @@ def real(
 def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     """`value` if it is one of `allowed`; the error suggests the nearest one."""
     allowed = list(allowed)
-    if value in allowed:
+    if isinstance(value, str) and value in allowed:
         return value
-    near = difflib.get_close_matches(str(value), allowed, n=1)
+    near = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")

@@ -1,7 +1,8 @@
 """How sure an exit is of its token: small classes, one per measure, that exit-by-confidence methods use.
 
 A new measure is one class, an entry in `CONFIDENCES`, and a test. Larger is surer; a token exits if its confidence is
-strictly above the threshold. All work per token: nothing is normed or averaged over the batch.
+strictly above the threshold. All lie between 0 and 1, but for the cosine between -1 and 1. All work per token: nothing
+is normed or averaged over the batch.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Cosine:
         assert view.previous is not None
         state, previous = view.state.astype(jnp.float32), view.previous.astype(jnp.float32)
         lengths = jnp.linalg.norm(state, axis=-1) * jnp.linalg.norm(previous, axis=-1)
-        return jnp.sum(state * previous, axis=-1) / jnp.maximum(lengths, 1e-20)
+        return jnp.clip(jnp.sum(state * previous, axis=-1) / jnp.maximum(lengths, 1e-20), -1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

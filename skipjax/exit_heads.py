@@ -19,8 +19,8 @@ from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
 
 
-def describe(lm: LanguageModel, directory: Path, base: str | None) -> None:
-    """Writes the skipjax.json of exits that are trained for `lm`, loaded from `base` (None: the embedded model)."""
+def describe(lm: LanguageModel, directory: Path, base: str) -> None:
+    """Writes the skipjax.json of exits that are trained for `lm`, loaded from `base`."""
     assert lm.config.exit_heads is not None
     belongs = {"model": base, "fingerprint": fingerprint(lm)}
     heads = dataclasses.asdict(lm.config.exit_heads)
@@ -50,11 +50,14 @@ def join(lm: LanguageModel, directory: Path) -> LanguageModel:
         raise ValueError(
             f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
         )
+    if lm.dtype == jnp.float16:
+        raise ValueError("heads: the model must be loaded as float32 or bfloat16, float16 does not tell whose it is")
     if lm.config.exit_heads is not None:
         raise ValueError("heads: the model has exits of its own already, it can be given none")
     if fingerprint(lm) != known:
-        name = "the embedded model" if base is None else repr(base)
-        raise ValueError(f"heads: the exits in {str(directory)!r} belong to {name}, whose weights are not this model's")
+        raise ValueError(
+            f"heads: the exits in {str(directory)!r} belong to {base!r}, whose weights are not this model's"
+        )
     config: ModelConfig = dataclasses.replace(lm.config, exit_heads=heads)
     exits = newest_params(directory.absolute(), {"exits": abstract_params(config, jnp.dtype(lm.dtype))["exits"]})
     return dataclasses.replace(lm, config=config, params={**lm.params, **exits}, programs={}, warned=set())

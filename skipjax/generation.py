@@ -150,7 +150,8 @@ def stream(
 ) -> Iterator[str]:
     """Yields the text of one prompt's continuation in pieces as they are generated; joined they are `generate`'s text.
 
-    Arguments and errors as in `generate`; the programs are shared with it. Needs a tokenizer. Tokens that a `Free` with
+    Arguments and errors as in `generate`; the programs are shared with it. Needs a tokenizer. An `adaptive_threshold`
+    is used but learns nothing, since there is no result to return it with. Tokens that a `Free` with
     verify or rollback may still take back are held until they are certain.
     """
     tokenizer = checked_model(lm).tokenizer

@@ -46,9 +46,11 @@ class LanguageModel:
 
     @property
     def trained_exits(self) -> tuple[int, ...]:
-        """After how many layers there are exits that were trained: with the weights, or with heads of their own."""
+        """After how many layers there are exits whose tokens were trained: with the weights, or by a norm or adapter of
+        their own (a classifier says only when to leave)."""
         recorded = () if self.recorded is None else self.recorded.exit_layers
-        own = () if self.config.exit_heads is None else self.config.exit_heads.layers
+        heads = self.config.exit_heads
+        own = heads.layers if heads is not None and (heads.norm or heads.adapter_rank) else ()
         return tuple(sorted({*recorded, *own}))
 
     @property

@@ -48,7 +48,7 @@ def load(
     form = resolve_execution(execution)
     if heads is not None and not isinstance(heads, (str, os.PathLike)):
         raise ValueError(f"heads must be a str or a path, got {heads!r}")
-    lm = _load(_directory(path), resolved, form)
+    lm = _load(model_directory(path), resolved, form)
     if heads is None:
         return lm
     from skipjax import exit_heads  # here, since orbax takes a second to import
@@ -56,15 +56,17 @@ def load(
     return exit_heads.join(lm, Path(heads))
 
 
-def _directory(path: str | os.PathLike[str] | None) -> Path:
-    if path is None or path in EMBEDDED:
-        directory = EMBEDDED["embedded" if path is None else str(path)]
-        if not (directory / "config.json").is_file():
-            raise FileNotFoundError(f"path must be given, this installation of skipjax has no model in {directory}")
-        return directory
-    if not isinstance(path, (str, os.PathLike)):
+def model_directory(path: str | os.PathLike[str] | None) -> Path:
+    """The directory of what `load` takes, on this machine: an embedded model's, a local one, or a download. A local
+    directory with the name of an embedded model goes before it. Errors as in `load`."""
+    if path is not None and not isinstance(path, (str, os.PathLike)):
         raise ValueError(f"path must be a str or a path, got {path!r}")
-    return hub.resolve(path)
+    name = "embedded" if path is None else os.fspath(path)
+    if name not in EMBEDDED or (path is not None and Path(path).exists()):
+        return hub.resolve(name)
+    if not (EMBEDDED[name] / "config.json").is_file():
+        raise FileNotFoundError(f"path must be given, this installation of skipjax has no model in {EMBEDDED[name]}")
+    return EMBEDDED[name]
 
 
 def _load(directory: Path, dtype: np.dtype, execution: Execution) -> LanguageModel:

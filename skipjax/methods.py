@@ -262,7 +262,8 @@ class Free:
 
     Attributes:
       shallow_layers: L_S, after which tokens may leave.
-      threshold: a token leaves if its confidence is strictly above. 1 never lets one go, a value below 0 all. Dynamic.
+      threshold: a token leaves if its confidence is strictly above. 1 never lets one go, a value below the confidence's
+        range all. Dynamic.
       confidence: how sure an exit is, a name in `skipjax.confidence.CONFIDENCES`: "margin" (the paper's), "top1",
         "entropy", "cosine" or "classifier".
       buffer_size: positions that may wait for the deep layers; a full buffer is passed on. Changes no token.
@@ -272,7 +273,7 @@ class Free:
       verify: None, or "exact": every token is compared with the deep model's and replaced where it differs, so that the
         text is that of `Full()`, token for token, also when sampling with the same seed.
       adaptive: the threshold comes from an `AdaptiveThreshold`, which learns from each text how well confidence
-        predicts agreement (section 3.4); give it to `generate` as `adaptive_threshold`.
+        predicts agreement (section 3.4); give it to `generate` as `adaptive_threshold`. `threshold` is not used then.
     """
 
     shallow_layers: int

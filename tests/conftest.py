@@ -13,7 +13,7 @@ CACHE = ROOT / ".pytest_cache"
 assert "jax" not in sys.modules, "jax reads its environment when imported, which has happened already"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ |= {
-    # Nearly all the time of these tests goes into compiling tiny programs, and half of that into optimising machine code.
+    # Nearly all the time of these tests goes into compiling tiny programs, half of that into optimising machine code.
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",

@@ -54,7 +54,7 @@ def test_curves_are_those_of_teacher_forced_logits():
 
 def test_layers_and_confidences_a_model_cannot_exit_by():
     lm = LanguageModel(LLAMA, init_params(LLAMA, 3))
-    with pytest.raises(ValueError, match="shallow_layers must be below the model's 3 layers, got 3"):
+    with pytest.raises(ValueError, match="layers must be an integer from 1 to 2, got 3"):
         exit_curves(lm, random_examples(1), [3])
     with pytest.raises(ValueError, match="confidence 'classifier' needs a trained classifier after layer 1"):
         exit_curves(lm, random_examples(1), [1], ["classifier"])

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from tiny_models import tiny_config
 
 from skipjax.confidence import CONFIDENCES, Confidence, ExitView, confidence_named
 from skipjax.config import ExitHeads
-from skipjax.decoder import exit_head_of, init_exits, init_params
+from skipjax.modules import ExitHead
 
 MARGIN, TOP1, ENTROPY, COSINE, CLASSIFIER = (
     CONFIDENCES[name] for name in ("margin", "top1", "entropy", "cosine", "classifier")
@@ -19,14 +20,14 @@ MARGIN, TOP1, ENTROPY, COSINE, CLASSIFIER = (
 
 def of_logits(measure: Confidence, *rows: tuple[float, ...]) -> list[float]:
     nothing = jnp.zeros((len(rows), 1))
-    result = measure(ExitView(jnp.asarray(rows, jnp.float32), nothing, nothing, None))
+    result = jax.jit(measure)(ExitView(jnp.asarray(rows, jnp.float32), nothing, nothing, None))
     assert (result.shape, result.dtype) == ((len(rows),), jnp.float32)
     return result.tolist()
 
 
 def of_states(state: np.ndarray, previous: np.ndarray, dtype=jnp.float32) -> np.ndarray:
     logits = jnp.zeros((len(state), 3))
-    result = COSINE(ExitView(logits, jnp.asarray(state, dtype), jnp.asarray(previous, dtype), None))
+    result = jax.jit(COSINE)(ExitView(logits, jnp.asarray(state, dtype), jnp.asarray(previous, dtype), None))
     assert (result.shape, result.dtype) == ((len(state),), jnp.float32)
     return np.asarray(result)
 
@@ -96,16 +97,14 @@ def test_cosine_is_taken_per_token():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_classifier_reads_the_state_before_any_norm(dtype):
-    config = tiny_config(num_layers=3, exit_heads=ExitHeads((2,), norm=True, adapter_rank=2, classifier=True))
-    params = init_params(config, 0, dtype)
-    params["exits"] = init_exits(config, jax.random.key(1), params["ends"], dtype)
-    head = exit_head_of(config, params, 2)
-    assert exit_head_of(config, params, 1) is None
-    state = jnp.asarray(np.random.default_rng(0).normal(size=(4, 32)) * 40, dtype)
+    generator = np.random.default_rng(0)
+    head = ExitHead(tiny_config(exit_heads=ExitHeads((2,), norm=True, classifier=True)), rngs=nnx.Rngs(0))
+    state, weight = jnp.asarray(generator.normal(size=(4, 32)) * 40, dtype), jnp.asarray([[0.01] * 32], dtype)
+    assert head.classifier is not None
+    head.classifier.weight, head.classifier.bias = nnx.Param(weight), nnx.Param(jnp.asarray([0.5], dtype))
     result = CLASSIFIER(ExitView(jnp.zeros((4, 97)), state, state, head))
     assert (result.shape, result.dtype) == ((4,), jnp.float32)
-    weight, bias = (np.asarray(params["exits"]["2"]["classifier"][name], np.float64) for name in ("weight", "bias"))
-    expected = 1 / (1 + np.exp(-(np.asarray(state, np.float64) @ weight[0] + bias[0])))
+    expected = 1 / (1 + np.exp(-(np.asarray(state, np.float64) @ np.asarray(weight, np.float64)[0] + 0.5)))
     np.testing.assert_allclose(result, expected, atol=1e-5 if dtype == jnp.float32 else 1e-2)
     assert np.ptp(expected) > 0.3
 

@@ -1,4 +1,4 @@
-"""The model that comes with the package, and the command that shows it."""
+"""The models that come with the package, and the command that shows them."""
 
 from __future__ import annotations
 

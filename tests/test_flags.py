@@ -170,8 +170,13 @@ def test_setting_in_json():
         "speedup": None,
         "confidence": "margin",
         "arguments": {
-            **{"shallow_layers": 3, "threshold": 0.9, "confidence": "margin", "buffer_size": 8},
-            **{"rollback": None, "verify": None, "adaptive": False},
+            "shallow_layers": 3,
+            "threshold": 0.9,
+            "confidence": "margin",
+            "buffer_size": 8,
+            "rollback": None,
+            "verify": None,
+            "adaptive": False,
         },
     }
     assert FULL.to_json() == {"method": "full", "speedup": 1.0, "confidence": None, "arguments": {}}
@@ -196,7 +201,7 @@ def test_adaptive_files(tmp_path, monkeypatch):
     assert drawn == [(estimator, tmp_path / "plot.png") for estimator in (AdaptiveThreshold(), learnt, learnt)]
     with pytest.raises(ValueError, match="--threshold-plot goes with --method free --adaptive"):
         AdaptiveFlags(threshold_plot=state).begin([Free(3)])
-    with pytest.raises(FileNotFoundError, match="--adaptive-state .*no such directory"):
+    with pytest.raises(FileNotFoundError, match=r"--adaptive-state .*no such directory"):
         AdaptiveFlags(adaptive_state=tmp_path / "missing" / "state.json").begin([adaptive])
 
 

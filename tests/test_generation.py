@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compile_count import counting
-from tiny_models import decode_without_cache, random_prompts, tiny_lm
+from tiny_models import decode_memory, decode_without_cache, random_prompts, tiny_lm
 
-from skipjax import programs
 from skipjax.generation import _Job, generate, stream
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Full, SkipDecode
@@ -24,7 +23,10 @@ from skipjax.teacher_forcing import forward
 pytestmark = pytest.mark.filterwarnings("ignore:this checkpoint records no schedule")
 
 SKIP = SkipDecode(4, 2, horizon=6)
-KINDS = [(family, execution) for family in ("llama", "opt") for execution in ("unrolled", "scanned")]
+KINDS = [
+    *((family, execution) for family in ("llama", "opt") for execution in ("unrolled", "scanned")),
+    ("t5", "scanned"),
+]
 
 
 # One group a kind: its tests run in the same worker and share compiled programs.
@@ -86,14 +88,14 @@ def test_tokens_under_the_padding_and_rows_that_fill_the_batch_change_nothing(lm
     other = dataclasses.replace(job, prompts=np.where(hidden, noise, job.prompts).astype(np.int32))
     other.prompts[7] = noise[7]
     assert (job.prompts != other.prompts).any()
-    tokens = [np.asarray(one.decode(one.prefill(), 8).tokens)[:7] for one in (job, other)]
+    tokens = [np.asarray(one.decode(*one.prefill(), 9).tokens)[:7] for one in (job, other)]
     np.testing.assert_array_equal(*tokens)
 
 
 def test_unused_cache_slots_change_nothing(lm):
     job = job_of(lm, random_prompts([3, 9]), SKIP, 9)
-    clean = np.asarray(job.decode(job.prefill(), 8).tokens)
-    state = job.prefill()
+    clean = np.asarray(job.decode(*job.prefill(), 9).tokens)
+    source, state = job.prefill()
 
     def poison(array):  # every slot that no real prompt token has written
         return jnp.where(array == 0, jnp.asarray(1e4, array.dtype), array)
@@ -101,7 +103,7 @@ def test_unused_cache_slots_change_nothing(lm):
     cache = dataclasses.replace(
         state.cache, keys=jax.tree.map(poison, state.cache.keys), values=jax.tree.map(poison, state.cache.values)
     )
-    poisoned = job.decode(dataclasses.replace(state, cache=cache), 8)
+    poisoned = job.decode(source, dataclasses.replace(state, cache=cache), 9)
     np.testing.assert_array_equal(np.asarray(poisoned.tokens), clean)
 
 
@@ -109,13 +111,16 @@ def test_each_layer_keeps_the_positions_of_the_plan_and_stats_count_their_bytes(
     method = SkipDecode(3, 2, horizon=4)
     out = generate(lm, random_prompts([3, 9]), method, max_new_tokens=9, stop_at_eos=False)
     job = job_of(lm, random_prompts([3, 9]), method, 9)
-    state = job.decode(job.prefill(), 8)
+    source, state = job.prefill()
+    state = job.decode(source, state, 9)
     # Steps 0..7 have depths 3, 3, 3, 2, ... (2.75, 2.5 and 2.25 round to 3, 3, 2): step 2 still runs layer 2.
-    assert job.plan.depths == (3, 3, 3, 2, 2, 2, 2, 2)
-    assert state.cache.lengths == (16 + 8, 0, 16 + 3, 16 + 8)
+    assert job.strategy.plan.depths == (3, 3, 3, 2, 2, 2, 2, 2)
+    prompt, of_source = (16, 0) if lm.config.encoder_layers is None else (1, 16)
+    assert state.cache.lengths == (prompt + 8, 0, prompt + 3, prompt + 8)
     position = 2 * lm.config.num_kv_heads * 8 * 4 * 2  # keys and values, heads, head size, bytes, rows
-    assert out.stats.kv_cache_bytes == (24 + 19 + 24) * position == state.cache.nbytes
-    assert out.stats.full_kv_cache_bytes == 4 * 24 * position
+    assert out.stats.kv_cache_bytes == (3 * prompt + 19 + 3 * of_source) * position
+    assert out.stats.kv_cache_bytes == state.cache.nbytes + (source.memory.nbytes if of_source else 0)
+    assert out.stats.full_kv_cache_bytes == 4 * (prompt + 8 + of_source) * position
     if not state.cache.stacked:
         assert state.cache.keys[1] is None
         assert [layer is not None and layer.shape[2] for layer in state.cache.keys] == [24, False, 19, 24]
@@ -190,32 +195,23 @@ def test_twenty_prompt_lengths_compile_once_per_bucket():
 def test_interleaved_and_repeated_generations_agree_with_each_alone():
     lm = tiny_lm()
     jobs = [job_of(lm, random_prompts([n], n), SKIP, 9) for n in (4, 6)]
-    alone = [np.asarray(job.decode(job.prefill(), 8).tokens) for job in jobs]
-    states = [job.prefill() for job in jobs]
-    for step in range(1, 9):
-        states = [job.decode(state, step) for job, state in zip(jobs, states, strict=True)]
+    alone = [np.asarray(job.decode(*job.prefill(), 9).tokens) for job in jobs]
+    started = [job.prefill() for job in jobs]
+    sources, states = [source for source, _ in started], [state for _, state in started]
+    for stop in range(2, 10):
+        states = [job.decode(*each, stop) for job, *each in zip(jobs, sources, states, strict=True)]
     for state, expected, job in zip(states, alone, jobs, strict=True):
         np.testing.assert_array_equal(np.asarray(state.tokens), expected)
-        np.testing.assert_array_equal(np.asarray(job.decode(job.prefill(), 8).tokens), expected)
+        np.testing.assert_array_equal(np.asarray(job.decode(*job.prefill(), 9).tokens), expected)
 
 
-def test_decoding_keeps_no_second_copy_of_cache_or_weights(lm):
-    config = dataclasses.replace(lm.config, max_positions=2048)
-    job = job_of(LanguageModel(config, lm.params), random_prompts([900, 900]), Full(), 300)
-    abstract = jax.eval_shape(
-        lambda *dynamic: programs.prefill(config, job.plan, *dynamic), lm.params, job.prompts, job.request
-    )
-    lowered = programs.decode.lower(
-        config, job.plan, job.prompts.shape[1], lm.params, abstract, job.request, np.int32(0)
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # jax warns where a donated buffer could not be used
-        memory = lowered.compile().memory_analysis()
-    cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.cache))
+@pytest.mark.parametrize("execution", ["unrolled", "scanned"])
+def test_decoding_keeps_no_second_copy_of_cache_or_weights(execution):
+    memory, cache = decode_memory(Full(), execution)
     assert memory.alias_size_in_bytes >= cache  # updated in place
-    # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be an
-    # eighth of the cache. A scanned loop slices one layer at a time out of the array of all layers.
-    assert memory.temp_size_in_bytes < cache * (0.125 if lm.execution == "unrolled" else 0.375)
+    # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be a
+    # twelfth of the cache. A scanned loop slices one layer at a time out of the array of all layers.
+    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.25)
 
 
 def test_bf16_generates_the_same_bytes_per_position_halved():

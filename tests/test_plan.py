@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from tiny_models import tiny_config
 
-from skipjax.methods import Full, SkipDecode
+from skipjax.methods import Free, Full, SkipDecode, StaticExit
 from skipjax.plan import Plan, layer_groups, plan_from_depths
 from skipjax.recorded import Recorded
 from skipjax.schedules import SHAPES, depth_at
@@ -24,6 +25,14 @@ def test_full_depth_is_one_segment_and_one_range():
     plan = Full().plan(5, 7)
     assert [(s.first_step, s.last_step, s.ranges) for s in plan.segments] == [(0, 7, ((0, 5),))]
     assert SkipDecode(5, 5, horizon=7).plan(5, 7) == plan
+
+
+def test_a_static_exit_runs_the_bottom_layers_only():
+    plan = StaticExit(2).plan(5, 7)
+    assert [(s.first_step, s.last_step, s.ranges) for s in plan.segments] == [(0, 7, ((0, 2),))]
+    assert plan.cache_lengths(10) == (17, 17, 0, 0, 0)
+    assert StaticExit(5).plan(5, 7) == Full().plan(5, 7)
+    assert [StaticExit(k).exit_layers(5) for k in (1, 4, 5)] == [(1,), (4,), ()]
 
 
 def test_a_plan_without_decode_steps_keeps_nothing():
@@ -55,7 +64,7 @@ def test_for_speedup_keeps_the_midpoint_near_layers_over_speedup(num_layers):
     for speedup in (1.0, 1.1, 1.3, 1.5, 1.9, 2.0, 2.5):
         method = SkipDecode.for_speedup(speedup, num_layers=num_layers)
         assert abs(num_layers / method.target_speedup(num_layers) - num_layers / speedup) <= 0.75
-        method.check(num_layers)
+        method.check(tiny_config(num_layers=num_layers))
 
 
 def test_linear_schedule_rounds_half_up_and_stays_at_the_minimum():
@@ -108,7 +117,7 @@ def test_bad_speedups_are_refused():
     with pytest.raises(ValueError, match="speedup 12 leaves 1 of 12 layers at the end, but 2 always run"):
         SkipDecode.for_speedup(12, num_layers=12)
     with pytest.raises(ValueError, match="max_depth must be at most the model's 12 layers, got 16"):
-        SkipDecode(16, 8).check(12)
+        SkipDecode(16, 8).check(tiny_config(num_layers=12))
 
 
 def test_recorded_method_covers_what_it_was_trained_for():
@@ -125,6 +134,17 @@ def test_recorded_method_covers_what_it_was_trained_for():
         assert Recorded.from_json(one.to_json()) == one
 
 
+def test_recorded_exits_go_with_any_method():
+    free = Recorded(Free(3, 0.7, "top1", buffer_size=5, rollback=2.0), exit_layers=(3, 6))
+    static = Recorded(Full(), exit_layers=(2,))
+    for one in (free, static):
+        assert Recorded.from_json(one.to_json()) == one
+        assert one.covers(Full(), 12)
+        assert not one.covers(SkipDecode(8, 4, horizon=48), 12)
+    old = {name: value for name, value in Recorded(Full()).to_json().items() if name != "exit_layers"}
+    assert Recorded.from_json(old) == Recorded(Full())
+
+
 GOOD = Recorded(SkipDecode(8, 4, horizon=48), (1.0, 3.0)).to_json()
 
 
@@ -137,6 +157,7 @@ GOOD = Recorded(SkipDecode(8, 4, horizon=48), (1.0, 3.0)).to_json()
         {**GOOD, "method": ["full"]},
         {**GOOD, "speedup_range": [1]},
         {**GOOD, "max_depth": 0},
+        {**GOOD, "exit_layers": ["all"]},
         {**GOOD, "depth": 3},
     ],
 )

@@ -22,8 +22,7 @@ from skipjax.methods import Method
 from skipjax.sampling import SamplingNumbers
 from skipjax.teacher_forcing import forward
 
-GOLDEN_FAMILIES = ("llama", "opt")
-GOLDEN_FAMILIES_WITH_FREE = (*GOLDEN_FAMILIES, "t5", "t5-v1_1")
+GOLDEN_FAMILIES = ("llama", "opt", "t5", "t5-v1_1")
 
 _T5 = {
     "max_positions": None,

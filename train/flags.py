@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
@@ -67,38 +64,3 @@ class RunFlags:
     log_every: Annotated[int, typer.Option(help="Steps between lines of metrics.jsonl.")] = 10
     keep: Annotated[int, typer.Option(help="Newest checkpoints to keep, besides the best.")] = 2
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False
-
-
-def with_run_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a command of a program whose first argument is a `RunFlags`: these flags beside the program's own.
-
-    The flags that must be given come first in --help, then the program's own, then the others. `defaults` replaces
-    defaults of `RunFlags`.
-    """
-    hints = get_type_hints(RunFlags, include_extras=True)
-    required: list[inspect.Parameter] = []
-    optional: list[inspect.Parameter] = []
-    for field in dataclasses.fields(RunFlags):
-        default = defaults.get(field.name, field.default)
-        given = default is not dataclasses.MISSING
-        (optional if given else required).append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default if given else inspect.Parameter.empty,
-                annotation=hints[field.name],
-            )
-        )
-
-    def decorate(program: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(program, eval_str=True).parameters.values()
-        own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-
-        @functools.wraps(program)
-        def command(**given: Any) -> None:
-            program(RunFlags(**{name: given.pop(name) for name in hints}), **given)
-
-        setattr(command, "__signature__", inspect.Signature([*required, *own, *optional]))  # noqa: B010
-        return command
-
-    return decorate

@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 
+from skipjax.flag_groups import with_flags
+
 from . import flags
 
 
-@flags.with_run_flags(optimizer="adafactor", learning_rate=1e-4, schedule="linear")
+@with_flags(optimizer="adafactor", learning_rate=1e-4, schedule="linear")
 def free(
     run: flags.RunFlags,
     shallow_layers: Annotated[int, typer.Option(help="Layers below the early exit; published: a fourth to a third.")],
@@ -30,6 +32,7 @@ def free(
 
     from .build import start
 
+    training.FreeLoss(shallow_layers, distillation, distillation_weight)  # says what is wrong before data is read
     start(
         run,
         lambda config, longest: training.free(

@@ -6,10 +6,12 @@ skipjax train full --model M --data train.csv --prompt-template "{mr} ->" --targ
 
 from __future__ import annotations
 
+from skipjax.flag_groups import with_flags
+
 from . import flags
 
 
-@flags.with_run_flags()
+@with_flags()
 def full(run: flags.RunFlags) -> None:
     """Fine-tune with every layer for every token."""
     from skipjax import training

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from skipjax.flag_groups import with_flags
+
 from . import flags
 
 if TYPE_CHECKING:
     from skipjax.language_model import LanguageModel
 
 
-@flags.with_run_flags()
+@with_flags()
 def heads(
     run: flags.RunFlags,
     layers: Annotated[
@@ -41,6 +43,11 @@ def heads(
     chosen = settings.numbers("--layers", layers, int)
     if run.init is not None:
         raise ValueError("--init cannot be given: exits are trained for the weights of --model, which stay as they are")
+    base = run.model
+    if base is None:
+        raise ValueError("--model must be given: exits are trained for its weights, which stay as they are")
+    if not (norm or adapter_rank or classifier):
+        raise ValueError("nothing to train: give --norm, --adapter-rank or --classifier")
 
     def prepare(lm: LanguageModel) -> LanguageModel:
         return training.with_exit_heads(
@@ -51,5 +58,5 @@ def heads(
         run,
         lambda config, longest: training.heads(config),
         prepare=prepare,
-        describe=lambda lm, directory: exit_heads.describe(lm, directory, run.model),
+        describe=lambda lm, directory: exit_heads.describe(lm, directory, base),
     )

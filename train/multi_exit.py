@@ -6,10 +6,12 @@ skipjax train multi-exit --model M --data train.csv --prompt-template "{mr} ->" 
 
 from __future__ import annotations
 
+from skipjax.flag_groups import with_flags
+
 from . import flags
 
 
-@flags.with_run_flags()
+@with_flags()
 def multi_exit(run: flags.RunFlags) -> None:
     """Fine-tune with a loss after every layer, deeper ones counting more."""
     from skipjax import training

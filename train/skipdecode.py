@@ -11,10 +11,12 @@ from typing import Annotated
 
 import typer
 
+from skipjax.flag_groups import with_flags
+
 from . import flags
 
 
-@flags.with_run_flags(max_shapes=None)
+@with_flags(max_shapes=None)
 def skipdecode(
     run: flags.RunFlags,
     speedup: Annotated[float | None, typer.Option(help="Target speed-up, which sets the depths.")] = None,

@@ -72,7 +72,7 @@ class Outcome:
       steps: decode steps run.
       deep_passes: runs of the deep layers over a buffer; None for methods without.
       deep_positions: per row, positions those runs computed [B]; row_passes: in how many of them the row took part [B].
-      drafted, accepted: tokens that exited and were then checked, and those that stood; None where nothing is checked.
+      drafted: tokens that exited, also those taken back since; None where none can be.
       agreements: int8 [B, T], 1 where the deep layers would have given the exit's token, 0 where another, -1 unknown;
         None where a method never compares.
     """
@@ -84,5 +84,4 @@ class Outcome:
     deep_positions: np.ndarray | None = None
     row_passes: np.ndarray | None = None
     drafted: int | None = None
-    accepted: int | None = None
     agreements: np.ndarray | None = None

@@ -3,6 +3,7 @@
 from skipjax.training.batches import choose_shapes, padding_share
 from skipjax.training.curriculum import Curriculum, check_depth_flags, free, full_depth, heads, multi_exit, skipdecode
 from skipjax.training.data import Examples, load_rows, prompts_and_targets, tokenize
+from skipjax.training.free_loss import FreeLoss
 from skipjax.training.optimizer import OptimizerSettings
 from skipjax.training.start import starting_point, with_exit_heads
 from skipjax.training.trainer import RunSettings, check_directory, train
@@ -11,6 +12,7 @@ from skipjax.training.vocabulary import train_tokenizer
 __all__ = [
     "Curriculum",
     "Examples",
+    "FreeLoss",
     "OptimizerSettings",
     "RunSettings",
     "check_depth_flags",
