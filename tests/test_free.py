@@ -280,6 +280,23 @@ def test_buffer_sizes_change_no_token(family, size):
         assert_rows(run(lm, exact), [free_by_hand(lm, prompt, exact) for prompt in PROMPTS])
 
 
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("llama", {"verify": "exact", "confidence": "cosine", "threshold": 0.3}, marks=LLAMA.marks),
+        pytest.param("t5", {"rollback": 3.0}, marks=T5.marks),
+    ],
+    ids=["llama", "t5"],
+)
+def test_unrolled_with_the_exit_after_the_first_layer(family, changes):
+    lm = tiny_lm(family, "unrolled")
+    method = method_for(lm, shallow_layers=1, buffer_size=2, **changes)
+    out = run(lm, method)
+    assert_rows(out, [free_by_hand(lm, prompt, method) for prompt in PROMPTS])
+    assert out.stats.target_speedup == 4
+    assert 0 < out.stats.acceptance_rate < 1
+
+
 @pytest.mark.parametrize("family", [T5])
 def test_room_for_one_token(family):
     shared = tiny_lm(family, "scanned")
@@ -305,7 +322,7 @@ def slots_of(cache, layer: int) -> tuple[np.ndarray, np.ndarray]:
     if not cache.stacked:
         return np.array(cache.keys[layer]).swapaxes(1, 2), np.array(cache.values[layer]).swapaxes(1, 2)
     rows = slice(sum(cache.lengths[:layer]), sum(cache.lengths[: layer + 1]))
-    return np.array(cache.keys[rows]).swapaxes(0, 1), np.array(cache.values[rows]).swapaxes(0, 1)
+    return np.array(cache.keys)[rows].swapaxes(0, 1), np.array(cache.values)[rows].swapaxes(0, 1)
 
 
 def decoder_prompt(job: _Job) -> tuple[int, np.ndarray]:

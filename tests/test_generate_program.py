@@ -166,7 +166,7 @@ MISTAKES = [
     (["--method", "fre", "x"], "'static-exit', 'calm', got 'fre' (did you mean 'free'?)"),
     (["--method", "full", "--speedup", "2", "x"], "--speedup goes with --method skipdecode, not with full"),
     (["--method", "free", "x"], "--method free needs --shallow-layers"),
-    (["--speedup", "2,3", "--json", "x"], "--json prints the texts of one method, got skipdecode 2x, skipdecode 3x"),
+    (["--method", "full,skipdecode", "--json", "x"], "--json prints the texts of one method, got full, skipdecode 4/2"),
     (["--adaptive-state", "s.json", "x"], "--adaptive-state goes with --method free --adaptive"),
     (["--heads", "absent", "x"], "heads: 'absent' holds no exits"),
     (["--speedup", "2", "--max-depth", "3", "x"], "give either --speedup or --max-depth and --min-depth, not both"),

@@ -12,6 +12,7 @@ import pytest
 from compile_count import counting
 from tiny_models import decode_memory, decode_without_cache, random_prompts, tiny_lm
 
+from skipjax.cache import KVCache
 from skipjax.generation import _Job, generate, stream
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Full, SkipDecode
@@ -124,6 +125,22 @@ def test_each_layer_keeps_the_positions_of_the_plan_and_stats_count_their_bytes(
     if not state.cache.stacked:
         assert state.cache.keys[1] is None
         assert [layer is not None and layer.shape[2] for layer in state.cache.keys] == [24, False, 19, 24]
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
+def test_rows_keep_at_slots_of_their_own_and_never_past_a_layer(stacked):
+    new = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
+
+    @jax.jit
+    def write(slots):
+        cache = KVCache.zeros((5, 0, 4), 2, 1, 1, jnp.dtype("float32"), stacked).write(0, slots, new, -new)
+        return [cache.read(layer, length) for layer, length in ((0, 5), (2, 4))]
+
+    (keys, values), others = write(np.array([1, 4], np.int32))
+    by_row = np.asarray(keys).reshape(5, 2).T if stacked else np.asarray(keys).reshape(2, 5)
+    assert by_row.tolist() == [[0, 1, 2, 3, 0], [0, 0, 0, 0, 4]]
+    np.testing.assert_array_equal(values, -keys)
+    assert not any(np.any(other) for other in others)
 
 
 def with_eos(lm: LanguageModel, *eos_ids: int) -> LanguageModel:
