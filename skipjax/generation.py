@@ -274,7 +274,9 @@ class _Job:
         config = self.lm.config
         total = int(lengths.sum())
         mean_depth = float(depths.sum() / total)
-        exits = ((depths > 0) & (depths < config.num_layers)).sum(axis=1)
+        # SkipDecode skips layers, but no token leaves before the last.
+        leaves = bool(self.method.exit_layers(config.num_layers))
+        exits = (leaves & (depths > 0) & (depths < config.num_layers)).sum(axis=1)
         batch, length = self.prompts.shape
         has_encoder = config.encoder_layers is not None
         source, prompt = (length, 1) if has_encoder else (0, length)

@@ -470,9 +470,9 @@ def test_cache_has_room_for_a_window_beyond_the_last_position(lm):
 def test_decoding_keeps_no_second_cache(execution, changes):
     memory, cache = decode_memory(Free(2, buffer_size=2, **changes), execution)
     assert memory.alias_size_in_bytes >= cache  # updated in place
-    # Unrolled, a copy of one layer's keys alone would be a twelfth of the cache. A scanned loop slices one layer at a
-    # time out of the array of all layers.
-    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.25)
+    # Unrolled, a copy of one layer's keys alone would be a twelfth of the cache. A scanned loop takes one layer at a
+    # time out of the array of all.
+    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.3)
 
 
 # What may change without compiling, and what comes out while decoding

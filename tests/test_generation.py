@@ -228,7 +228,7 @@ def test_decoding_keeps_no_second_copy_of_cache_or_weights(execution):
     assert memory.alias_size_in_bytes >= cache  # updated in place
     # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be a
     # twelfth of the cache. A scanned loop slices one layer at a time out of the array of all layers.
-    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.25)
+    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.3)
 
 
 def test_bf16_generates_the_same_bytes_per_position_halved():

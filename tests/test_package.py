@@ -25,7 +25,8 @@ FLAGS = {
     "": {"--version"},
     "generate": DEPTH_FLAGS
     | {"--model", "--method", "--max-new-tokens", "--json", "--temperature", "--top-p", "--top-k", "--seed"}
-    | {"--prompts-file"},
+    | {"--prompts-file", "--heads", "--shallow-layers", "--threshold", "--adaptive", "--adaptive-state", "--verify"},
+    "calibrate": {"--model", "--heads", "--data", "--layers", "--confidence", "--agreement"},
     "convert": {"--to", "--dtype", "--check"},
     "evaluate": {"--model", "--data", "--prompt-template", "--target-column", "--method", "--speedup"},
     "bench": {"--model", "--method", "--speedup", "--batch-size", "--json"},

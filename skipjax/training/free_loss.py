@@ -97,8 +97,8 @@ class FreeLoss:
     """(L_S CE_shallow + L CE_deep) / (L_S + L) + weight * distillation (FREE, section 3).
 
     Both exits go through the final norm and the LM head. Means are over target tokens: neither padding nor the columns
-    of a decoder-only model's prompt count, also in the distillation, where the official code counts padding. A batch run
-    in parts gives the loss of the whole but for "dyna", whose pairs are chosen in each part.
+    of a decoder-only model's prompt count, also in the distillation, where the official code counts padding. A batch
+    run in parts gives the loss of the whole but for "dyna", whose pairs are chosen in each part.
 
     Attributes:
       shallow_layers: L_S.
