@@ -87,8 +87,7 @@ class Entropy:
     needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
-        log_p = jax.nn.log_softmax(view.logits, axis=-1)
-        entropy = -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
+        entropy = jnp.sum(jax.scipy.special.entr(jax.nn.softmax(view.logits, axis=-1)), axis=-1)
         return 1 - entropy / math.log(view.logits.shape[-1])
 
 

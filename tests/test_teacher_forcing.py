@@ -80,7 +80,7 @@ def test_scanned_and_stacked_parameters_are_the_same_layer_by_layer():
     lm = tiny_lm("opt")
     stacked = decoder.stack_layers({"ends": lm.params["ends"], "layers": list(lm.params["layers"])})
     assert decoder.execution_of(stacked) == "scanned"
-    restored = decoder.unstack_layers(stacked, 4)
+    restored = decoder.unstack_layers(stacked)
     jax.tree.map(np.testing.assert_array_equal, restored, lm.params)
     shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), stacked)
     abstract = decoder.abstract_params(lm.config, jnp.float32, "scanned")

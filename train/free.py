@@ -24,9 +24,9 @@ def free(
     distillation: Annotated[str, typer.Option(help="From deep to shallow layers: dyna, unif, last or none.")] = "dyna",
     distillation_weight: Annotated[float, typer.Option(help="Of the distillation in the loss.")] = 0.5,
 ) -> None:
-    """Fine-tune for FREE: an exit after the shallow layers beside the last.
+    """Fine-tune for FREE: an early exit beside the last.
 
-    Full depth and the early exit are trained together, with layer-wise distillation.
+    Both are trained together, with layer-wise distillation into the layers below the early one.
     """
     from skipjax import training
 

@@ -13,7 +13,10 @@ from . import flags
 
 @with_flags()
 def multi_exit(run: flags.RunFlags) -> None:
-    """Fine-tune with a loss after every layer, deeper ones counting more."""
+    """Fine-tune with a loss after every layer.
+
+    The deeper the layer, the more its loss counts.
+    """
     from skipjax import training
 
     from .build import start
