@@ -649,7 +649,10 @@ def test_untrained_exits_warn_once_unless_every_token_is_verified():
         warn_if_untrained(lm, dataclasses.replace(method, threshold=0.5))
         warn_if_untrained(lm, Free(1, verify="exact"))
         warn_if_untrained(LanguageModel(tiny_config(), {}, recorded=Recorded(Free(2), exit_layers=(2,))), method)
-        warn_if_untrained(LanguageModel(tiny_config(exit_heads=ExitHeads((2,))), {}), method)
+        warn_if_untrained(LanguageModel(tiny_config(exit_heads=ExitHeads((2,), norm=True)), {}), method)
+    classifier_only = LanguageModel(tiny_config(exit_heads=ExitHeads((2,), classifier=True)), {})
+    with pytest.warns(UserWarning, match="records no trained exits"):  # it learns when to leave, not what to say
+        warn_if_untrained(classifier_only, method)
     lm = LanguageModel(tiny_config(), {}, recorded=Recorded(Free(2), exit_layers=(1, 2)))
     with pytest.warns(UserWarning, match="records trained exits after layers 1, 2 only, and"):
         warn_if_untrained(lm, Free(3))
