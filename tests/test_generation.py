@@ -75,6 +75,7 @@ def test_depths_are_the_schedule_with_token_zero_at_full_depth():
     assert out.stats.realised_speedup == pytest.approx(4 / 3)
     assert out.stats.target_speedup == pytest.approx(4 / 3)
     assert np.isnan(out.confidences).all()
+    assert (out.stats.exits.tolist(), out.stats.exit_share) == ([0, 0], 0)  # layers are skipped, no token leaves
 
 
 def job_of(lm, prompts, method, budget) -> _Job:
