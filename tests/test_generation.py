@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compile_count import counting
-from tiny_models import decode_memory, decode_without_cache, random_prompts, tiny_lm
+from tiny_models import assert_decodes_in_place, decode_without_cache, random_prompts, tiny_lm
 
 from skipjax.cache import KVCache
 from skipjax.generation import _Job, generate, stream
@@ -225,11 +225,7 @@ def test_interleaved_and_repeated_generations_agree_with_each_alone():
 
 @pytest.mark.parametrize("execution", ["unrolled", "scanned"])
 def test_decoding_keeps_no_second_copy_of_cache_or_weights(execution):
-    memory, cache = decode_memory(Full(), execution)
-    assert memory.alias_size_in_bytes >= cache  # updated in place
-    # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be a
-    # twelfth of the cache. A scanned loop slices one layer at a time out of the array of all layers.
-    assert memory.temp_size_in_bytes < cache * (0.08 if execution == "unrolled" else 0.3)
+    assert_decodes_in_place(Full(), execution)
 
 
 def test_bf16_generates_the_same_bytes_per_position_halved():

@@ -6,7 +6,7 @@ import functools
 import json
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -206,28 +206,37 @@ def confidence_by_hand(name: str, lm: LanguageModel, reading: Reading, layer: in
     return 1 / (1 + np.exp(-(np.asarray(classifier["weight"])[0] @ state + np.asarray(classifier["bias"])[0])))
 
 
-def decode_memory(method: Method, execution: Execution, batch: int = 2) -> tuple[Any, int]:
-    """XLA's account of a decode program after prompts of 1024 columns, with room for 256 tokens, and the bytes of its
-    cache. Nothing is computed, so the model can have heads of a real size."""
-    config = tiny_config(num_layers=6, hidden_size=64, embed_size=64, head_size=64, max_positions=2048)
+def assert_decodes_in_place(method: Method, execution: Execution) -> None:
+    """Compiles decoding after two prompts of 1024 columns and with room for 256 tokens, and asks XLA for its memory: no
+    second copy of the cache, and none of the weights. Nothing is computed, so the model can be of a realistic shape."""
+    config = tiny_config(num_layers=6, hidden_size=64, embed_size=64, head_size=64, ffn_size=2048, max_positions=2048)
     strategy = method.resolve(256).strategy(config.num_layers, 256)
-    params, numbers = decoder.abstract_params(config, execution=execution), np.zeros(batch, np.uint32)
+    params, numbers = decoder.abstract_params(config, execution=execution), np.zeros(2, np.uint32)
     request = Request(
-        padding=np.zeros(batch, np.int32),
-        rows=np.int32(batch),
+        padding=np.zeros(2, np.int32),
+        rows=np.int32(2),
         numbers=SamplingNumbers(np.float32(0), np.float32(1), np.int32(0), np.uint32(0), numbers, numbers),
         method=method.numbers(),
         eos_ids=np.array([2], np.int32),
         pad_id=np.int32(1),
         limit=np.int32(256),
     )
-    prompts = np.zeros((batch, 1024), np.int32)
+    prompts = np.zeros((2, 1024), np.int32)
     source, state = jax.eval_shape(functools.partial(programs.prefill, config, strategy), params, prompts, request)
     lowered = programs.decode.lower(config, strategy, 1024, params, source, state, request, np.int32(0))
-    cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.cache))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # jax warns where a donated buffer could not be used
-        return lowered.compile().memory_analysis(), cache
+        memory = lowered.compile().memory_analysis()
+
+    def size(tree):
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    cache, layers = size(state.cache), size(params["layers"])
+    assert memory.alias_size_in_bytes >= cache
+    # Unrolled, what remains are the scores of one layer and small vectors: a copy of one layer's keys alone would be a
+    # twelfth of the cache. Scanned, keys, values and weights of one layer at a time come out of the arrays of all.
+    allowed = 0.08 * cache if execution == "unrolled" else 0.3 * cache + layers / 4
+    assert memory.temp_size_in_bytes < allowed, (memory.temp_size_in_bytes, cache, layers)
 
 
 def golden_cases(directory: Path) -> dict:

@@ -84,14 +84,16 @@ class CachedDecoder:
         are out, nothing else is computed.
         """
         where = self._where(slot, h.shape[1], cache, slots)
-        block = decoder.block_of(self.config, self.params, layer)
-        cache = cache.write(layer, slot, *block.keys_and_values(h, where.rotation))
+        projected = decoder.block_of(self.config, self.params, layer).keys_and_values(h, where.rotation)
+        cache = cache.write(layer, slot, *projected)
 
         def attend(query, key, value):
             return self._read(query, cache, layer, slots, where), None
 
         def run() -> jax.Array:
             recall = None if self.memory is None else self._recall(layer)
+            # Stacked weights are sliced in here: outside, every layer's would be copied in every step.
+            block = decoder.block_of(self.config, self.params, layer)
             return jnp.where(out[:, None, None], h, block(h, where.rotation, attend, recall)[0])
 
         # Both branches only read the cache: it is no result of the branch, so that no branch has to copy it.
