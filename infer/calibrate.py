@@ -1,7 +1,7 @@
 """Says at which confidence an exit can be trusted: thresholds, and how many tokens then leave.
 
-    skipjax calibrate --model M --heads heads --layers 8,16 --data dev.csv --prompt-template "{mr} ->" --target-column
-    ref
+    skipjax calibrate --model M --heads heads --layers 8,16 --data dev.csv \\
+        --prompt-template "{mr} ->" --target-column ref
 
 A token counts as right where the exit chooses what the last layer chooses, with the data's own text before it.
 """

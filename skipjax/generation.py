@@ -83,8 +83,8 @@ class Generation:
       texts: decoded tokens without special ones; None without a tokenizer.
       finish_reasons: "eos" or "length" per row.
       stats: what it cost.
-      adaptive_threshold: of a method with `adaptive=True`, the estimator after these texts, for the next call; else
-      None.
+      adaptive_threshold: of a method with `adaptive=True`, the estimator after these texts, for the next call; None
+        for others.
     """
 
     tokens: np.ndarray
@@ -151,8 +151,8 @@ def stream(
     """Yields the text of one prompt's continuation in pieces as they are generated; joined they are `generate`'s text.
 
     Arguments and errors as in `generate`; the programs are shared with it. Needs a tokenizer. An `adaptive_threshold`
-    is used but learns nothing, since there is no result to return it with. Tokens that a `Free` with
-    verify or rollback may still take back are held until they are certain.
+    is used but learns nothing, since there is no result to return it with. Tokens that a `Free` with verify or rollback
+    may still take back are held until they are certain.
     """
     tokenizer = checked_model(lm).tokenizer
     if tokenizer is None:

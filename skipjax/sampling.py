@@ -64,8 +64,8 @@ class SamplingNumbers:
 
 
 def next_tokens(logits: jax.Array, numbers: SamplingNumbers, keys: jax.Array, index: jax.Array) -> jax.Array:
-    """Token ids int32 [B] from float32 logits [B, V] for generated token number `index` (int32 scalar or [B]); keys
-    [B].
+    """Token ids int32 [B] from float32 logits [B, V], with random keys [B], for generated token number `index` (int32,
+    scalar or [B]).
 
     Given the key and the index, a drawn token is a function of the logits alone: equal logits give equal tokens.
     """

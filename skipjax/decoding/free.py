@@ -59,8 +59,9 @@ class FreeState:
       tokens: int32 [B, T], generated so far, then `pad_id`.
       depths: int32 [B, T]; confidences: float32 [B, T].
       finished: bool [B]; keys: random keys [B].
-      count: tokens so far, and deep: positions the deep layers have seen; int32 scalars where rows go in step, else
-      [B]. unsure: bool [B], rows whose newest token is only the exit's, which was not confident.
+      count, deep: tokens so far, and positions the deep layers have seen; int32, scalars where rows go in step, else
+        [B].
+      unsure: bool [B], rows whose newest token is only the exit's, which was not confident.
       due: bool [B], rows that need a deep pass.
       logits: float32 [B, W, V], of the last deep pass: of the newest position (W = 1), or of all if they are checked.
       passed: bool scalar, whether there are such that were not judged yet.
