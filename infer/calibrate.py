@@ -12,14 +12,13 @@ from typing import Annotated
 
 import typer
 
+from skipjax.flag_groups import Data, Limit, PromptTemplate, Split, TargetColumn
+
 
 def calibrate(
-    data: Annotated[
-        str,
-        typer.Option(help="A .csv, .tsv, .json, .jsonl or .parquet file (also .gz), or the name of a hub data set."),
-    ],
-    prompt_template: Annotated[str, typer.Option(help='Prompt with {column} fields, for example "{mr} ->".')],
-    target_column: Annotated[str, typer.Option(help="Column with the text to generate.")],
+    data: Data,
+    prompt_template: PromptTemplate,
+    target_column: TargetColumn,
     layers: Annotated[list[str], typer.Option(help="After how many layers: 4,8, or the flag several times.")],
     model: Annotated[
         str,
@@ -30,8 +29,8 @@ def calibrate(
         list[str] | None, typer.Option(help="Measures: margin,top1, or the flag several times.", show_default="margin")
     ] = None,
     agreement: Annotated[float, typer.Option(help="Share of the tokens that leave which must agree.")] = 0.99,
-    split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "test",
-    limit: Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")] = None,
+    split: Split = "test",
+    limit: Limit = None,
     batch_size: Annotated[int, typer.Option(help="Rows per batch.")] = 8,
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16, float16 or auto.")] = "auto",
 ) -> None:
@@ -41,7 +40,7 @@ def calibrate(
 
     checks.real("--agreement", agreement, 0.0, 1.0)
     after = settings.numbers("--layers", layers, int)
-    names = [name.strip() for text in confidence or ["margin"] for name in text.split(",")]
+    names = settings.words(confidence or ["margin"])
     rows = training.load_rows(data, split=split, limit=limit)
     lm = skipjax.load(model, dtype=dtype, execution="scanned", heads=heads)
     if lm.tokenizer is None:

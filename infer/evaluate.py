@@ -13,17 +13,14 @@ from typing import Annotated
 
 import typer
 
-from skipjax.flag_groups import with_flags
+from skipjax.flag_groups import Data, Split, with_flags
 from skipjax.flags import MethodFlags, ModelFlags, SamplingFlags
 
 
 @with_flags()
 def evaluate(
     *,
-    data: Annotated[
-        str,
-        typer.Option(help="A .csv, .tsv, .json, .jsonl or .parquet file (also .gz), or the name of a hub data set."),
-    ],
+    data: Data,
     prompt_template: Annotated[
         str, typer.Option(help='Prompt, or source, with {column} fields, for example "{mr} ->".')
     ],
@@ -31,7 +28,7 @@ def evaluate(
         str, typer.Option(help="Column with the reference; rows with the same prompt are references of one input.")
     ],
     model: ModelFlags,
-    split: Annotated[str, typer.Option(help="Split of a hub data set.")] = "test",
+    split: Split = "test",
     limit: Annotated[int | None, typer.Option(help="Use only the first different prompts.", show_default="all")] = None,
     methods: MethodFlags,
     batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 16,

@@ -81,7 +81,8 @@ class KVCache:
                 start = self._first_row(layer) + slot
                 return jax.lax.dynamic_update_slice_in_dim(arrays, new.swapaxes(0, 1), start, axis=0)
             inside = slots < jnp.asarray(self.lengths, jnp.int32)[layer]
-            slots = jnp.where(inside, self._first_row(layer) + slots, arrays.shape[0])
+            # Those outside are dropped; they differ too, since the scatter is told that all places do.
+            slots = jnp.where(inside, self._first_row(layer), arrays.shape[0]) + slots
             return arrays.at[slots, rows].set(new, mode="drop", unique_indices=True)
         index = operator.index(layer)
         if one_slot:

@@ -18,13 +18,13 @@ import numpy as np
 from skipjax import checks
 from skipjax.confidence import Confidence, ExitView, confidence_named
 from skipjax.config import ModelConfig
-from skipjax.decoder import Params, ends_of, exit_head_of, exit_logits
+from skipjax.decoder import Params, embed_columns, exit_head_of, exit_logits, hidden_states
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Free
 from skipjax.tables import markdown
 from skipjax.training.batches import Batch, bucket_sizes, make_batch
 from skipjax.training.data import Examples
-from skipjax.training.loss import decoder_inputs, real_targets, target_states
+from skipjax.training.loss import decoder_inputs, real_targets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +106,10 @@ def _exits(
     config: ModelConfig, layers: tuple[int, ...], measures: tuple[Confidence, ...], params: Params, batch: Batch
 ) -> list[tuple[jax.Array, jax.Array]]:
     """(confidence float32, agreement bool), both [B, T], per layer and measure."""
-    states = target_states(config, params, batch)
+    tokens, padding, memory, prompt_size = decoder_inputs(config, params, batch)
+    embedded = embed_columns(config, params, tokens, padding).h[:, prompt_size - 1 :]
+    states = hidden_states(config, params, tokens, padding, memory=memory)[:, :, prompt_size - 1 :]
     final = jnp.argmax(exit_logits(config, params, states[-1], config.num_layers), axis=-1)
-    tokens, padding, _, prompt_size = decoder_inputs(config, params, batch)
-    positions = jnp.maximum(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] - padding[:, None], 0)
-    embedded = ends_of(config, params).embed(tokens, positions)[:, prompt_size - 1 :]
     results = []
     for layer in layers:
         state = states[layer - 1]

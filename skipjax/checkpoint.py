@@ -111,11 +111,7 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     if "exit_heads" in description:
         base = (description.get("base") or {}).get("model")
         raise ValueError(f"{directory}: holds exits only; load their model {base!r} with heads={str(directory)!r}")
-    version = description.get("format_version")
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
-        )
+    check_version(path, description)
     try:
         config = ModelConfig.from_json(description["config"])
         recorded = None if description["recorded"] is None else Recorded.from_json(description["recorded"])
@@ -129,6 +125,15 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     if execution == "scanned":
         params = stack_layers(params)
     return LanguageModel(config, params, tokenizer, recorded)
+
+
+def check_version(path: Path, description: dict[str, Any]) -> None:
+    """Raises ValueError if `description`, the content of the skipjax.json at `path`, is of another format."""
+    version = description.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
+        )
 
 
 def newest_params(directory: Path, target: Any) -> Any:

@@ -49,15 +49,19 @@ class Confidence(Protocol):
         """float32 [B]."""
 
 
+class _Measure:
+    """Needs nothing but logits and state."""
+
+    needs_previous = False
+    needs_classifier = False
+
+
 @dataclasses.dataclass(frozen=True)
-class Margin:
+class Margin(_Measure):
     """p1 - p2, the gap of the two largest probabilities (FREE, 2310.05424, section 3.2; CALM, 2207.07061).
 
     Worked: logits (2, 1, 0) give 0.42051.
     """
-
-    needs_previous = False
-    needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
         # Two passes for the maximum instead of sorting the vocabulary.
@@ -69,22 +73,16 @@ class Margin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Top1:
+class Top1(_Measure):
     """p1, the largest probability. Worked: logits (2, 1, 0) give 0.66524."""
-
-    needs_previous = False
-    needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
         return jnp.exp(jnp.max(view.logits, axis=-1) - jax.nn.logsumexp(view.logits, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
-class Entropy:
+class Entropy(_Measure):
     """1 - H(p) / log V: 0 for a uniform distribution, 1 for a certain token. Worked: logits (2, 1, 0) give 0.24232."""
-
-    needs_previous = False
-    needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
         entropy = jnp.sum(jax.scipy.special.entr(jax.nn.softmax(view.logits, axis=-1)), axis=-1)
@@ -92,12 +90,11 @@ class Entropy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine:
+class Cosine(_Measure):
     """Cosine of the hidden states after the exit's layer and one layer earlier, per token: how little the last layer
     changed (CALM, 2207.07061, section 3.2)."""
 
     needs_previous = True
-    needs_classifier = False
 
     def __call__(self, view: ExitView) -> jax.Array:
         assert view.previous is not None
@@ -107,11 +104,10 @@ class Cosine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier:
+class Classifier(_Measure):
     """A trained linear classifier of the hidden state (CALM, 2207.07061, section 3.2; `skipjax train heads`): the
     probability that the exit's token is the full model's."""
 
-    needs_previous = False
     needs_classifier = True
 
     def __call__(self, view: ExitView) -> jax.Array:

@@ -267,6 +267,44 @@ def decoder_bias(config: ModelConfig, params: Params, queries: jax.Array, length
     return modules.relative_bias(params["ends"]["relative_bias"], config.relative, queries, columns, both_ways=False)
 
 
+class Columns(NamedTuple):
+    """A left-padded batch before the decoder's first layer, and what all its layers share.
+
+    Attributes:
+      h: [B, C, D], embedded tokens.
+      rotation: of their positions; None without rotary embedding.
+      allowed: bool [B, C, C], causal.
+      bias: float32 [1, N, C, C], relative position bias; None where there is none.
+    """
+
+    h: jax.Array
+    rotation: modules.Rotation | None
+    allowed: jax.Array
+    bias: jax.Array | None
+
+
+def embed_columns(config: ModelConfig, params: Params, tokens: jax.Array, padding: jax.Array) -> Columns:
+    """tokens int32 [B, C] with `padding` (int32 [B]) columns at the left of each row."""
+    total = tokens.shape[1]
+    columns = jnp.arange(total, dtype=jnp.int32)[None]
+    positions = jnp.maximum(columns - padding[:, None], 0)
+    return Columns(
+        h=ends_of(config, params).embed(tokens, positions),
+        rotation=rotation_at(config, positions),
+        allowed=causal(padding, total),
+        bias=decoder_bias(config, params, columns, total),
+    )
+
+
+def decoder_prompt(config: ModelConfig, prompts: jax.Array, padding: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The columns int32 [B, P] that the decoder begins with, and their padding int32 [B]: the prompts, or where those
+    go to an encoder the start token."""
+    if config.encoder_layers is None:
+        return prompts, padding
+    assert config.start_id is not None, "an encoder-decoder model has a start token"
+    return jnp.full((prompts.shape[0], 1), config.start_id, jnp.int32), jnp.zeros_like(padding)
+
+
 def teacher_forced(
     config: ModelConfig,
     params: Params,
@@ -292,7 +330,7 @@ def teacher_forced(
       h [B, C, D], before the final norm.
     """
     total = tokens.shape[1]
-    h, turned, allowed, bias = _whole_sequence(config, params, tokens, padding)
+    h, turned, allowed, bias = embed_columns(config, params, tokens, padding)
     waiting = h[:, total:]  # columns that later layers take up again, with the state the last active layer gave them
     groups = layer_groups(columns)
     pieces = _cut_layers(params["layers"], [last for (_, last), _ in groups])
@@ -324,25 +362,13 @@ def hidden_states(
     rematerialise: bool = False,
 ) -> jax.Array:
     """States after every layer at full depth, [L, B, C, D], before any norm. Arguments as in `teacher_forced`."""
-    h, turned, allowed, bias = _whole_sequence(config, params, tokens, padding)
+    h, turned, allowed, bias = embed_columns(config, params, tokens, padding)
     attend, recall = _attend_fresh(config, allowed, bias), recall_from(config, memory)
     layers, count = params["layers"], config.num_layers
     states, _ = run_layers(
         config, layers, 0, count, h, turned, attend, None, recall=recall, rematerialise=rematerialise, keep_all=True
     )
     return states
-
-
-def _whole_sequence(
-    config: ModelConfig, params: Params, tokens: jax.Array, padding: jax.Array
-) -> tuple[jax.Array, modules.Rotation | None, jax.Array, jax.Array | None]:
-    """Embedded tokens [B, C, D], rotation, causal mask and position bias of a left-padded batch."""
-    total = tokens.shape[1]
-    columns = jnp.arange(total, dtype=jnp.int32)[None]
-    positions = jnp.maximum(columns - padding[:, None], 0)
-    h = ends_of(config, params).embed(tokens, positions)
-    bias = decoder_bias(config, params, columns, total)
-    return h, rotation_at(config, positions), causal(padding, total), bias
 
 
 def _attend_fresh(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from skipjax.checkpoint import DESCRIPTION, FORMAT_VERSION, newest_params
+from skipjax.checkpoint import DESCRIPTION, FORMAT_VERSION, check_version, newest_params
 from skipjax.config import ExitHeads, ModelConfig
 from skipjax.decoder import abstract_params
 from skipjax.fingerprint import fingerprint
@@ -19,10 +19,10 @@ from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
 
 
-def describe(lm: LanguageModel, directory: Path, base: str) -> None:
-    """Writes the skipjax.json of exits that are trained for `lm`, loaded from `base`."""
+def describe(lm: LanguageModel, directory: Path, base: str, known: str) -> None:
+    """Writes the skipjax.json of exits that are trained for `lm`, loaded from `base`, whose fingerprint is `known`."""
     assert lm.config.exit_heads is not None
-    belongs = {"model": base, "fingerprint": fingerprint(lm)}
+    belongs = {"model": base, "fingerprint": known}
     heads = dataclasses.asdict(lm.config.exit_heads)
     write_json(directory / DESCRIPTION, {"format_version": FORMAT_VERSION, "exit_heads": heads, "base": belongs})
 
@@ -43,13 +43,9 @@ def join(lm: LanguageModel, directory: Path) -> LanguageModel:
     try:
         heads = ExitHeads(**{**description["exit_heads"], "layers": tuple(description["exit_heads"]["layers"])})
         base, known = description["base"]["model"], description["base"]["fingerprint"]
-        version = description["format_version"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: damaged ({error!r})") from None
-    if version != FORMAT_VERSION:
-        raise ValueError(
-            f"{path}: format_version must be {FORMAT_VERSION} for this version of skipjax, got {version!r}"
-        )
+    check_version(path, description)
     if lm.dtype == jnp.float16:
         raise ValueError("heads: the model must be loaded as float32 or bfloat16, float16 does not tell whose it is")
     if lm.config.exit_heads is not None:

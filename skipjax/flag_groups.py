@@ -1,4 +1,7 @@
-"""Flags that several programs have, declared once: a group is a dataclass with one field per flag."""
+"""Flags that several programs have, declared once: single ones, and how groups of them become those of a command.
+
+A group is a dataclass with one field per flag.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+Data = Annotated[
+    str, typer.Option(help="A .csv, .tsv, .json, .jsonl or .parquet file (also .gz), or the name of a hub data set.")
+]
+PromptTemplate = Annotated[str, typer.Option(help='Prompt with {column} fields, for example "{mr} ->".')]
+TargetColumn = Annotated[str, typer.Option(help="Column with the text to generate.")]
+Split = Annotated[str, typer.Option(help="Split of a hub data set.")]
+Limit = Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")]
 
 
 def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

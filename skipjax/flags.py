@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skipjax import checks
-from skipjax.methods import Free, Full, Method, SkipDecode
-from skipjax.settings import FULL, METHODS, Setting, name_of, numbers, words
+from skipjax.methods import METHODS, Free, Full, Method, SkipDecode, name_of
+from skipjax.settings import FULL, Setting, numbers, words
 
 if TYPE_CHECKING:
     from skipjax.adaptive import AdaptiveThreshold

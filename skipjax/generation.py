@@ -16,8 +16,9 @@ import numpy as np
 from skipjax import checks, programs
 from skipjax.adaptive import AdaptiveThreshold
 from skipjax.config import ModelConfig
+from skipjax.decoding.cached_decoder import Source
 from skipjax.decoding.request import Outcome, Request
-from skipjax.decoding.strategy import Source, Strategy
+from skipjax.decoding.strategy import Strategy
 from skipjax.language_model import LanguageModel, checked_model
 from skipjax.methods import Free, Full, Method, SkipDecode, checked
 from skipjax.prompts import Prompt, encode_prompts, pad_left, pad_token
@@ -233,10 +234,10 @@ class _Job:
         strategy, compiled, compile_seconds = _programs(lm, resolved, max_new_tokens, padded, request)
         return cls(lm, resolved, strategy, len(rows), padded, request, max_new_tokens, compile_seconds, *compiled)
 
-    def prefill(self) -> tuple[Source, Any]:
+    def prefill(self) -> tuple[Source | None, Any]:
         return self.run_prefill(self.lm.params, self.prompts, self.request)
 
-    def decode(self, source: Source, state: Any, stop: int) -> Any:
+    def decode(self, source: Source | None, state: Any, stop: int) -> Any:
         """Until `stop` tokens of every row are certain."""
         return self.run_decode(self.lm.params, source, state, self.request, np.int32(stop))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from skipjax import checks
 from skipjax.config import ModelConfig
@@ -16,6 +16,7 @@ from skipjax.plan import Plan, plan_from_depths
 from skipjax.schedules import SHAPES, depth_at
 
 if TYPE_CHECKING:
+    from skipjax.confidence import Confidence
     from skipjax.decoding.request import MethodNumbers
     from skipjax.decoding.strategy import Strategy
 
@@ -57,10 +58,25 @@ def checked(method: Method | None, config: ModelConfig) -> Method:
     return method
 
 
-def _no_numbers() -> MethodNumbers:
-    from skipjax.decoding.request import MethodNumbers
+class _Base:
+    """What most methods answer alike: no lengths to fill in, no exits, no dynamic numbers, nothing to object to."""
 
-    return MethodNumbers.of()
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError if a model cannot run this method."""
+
+    def resolve(self, max_new_tokens: int) -> Self:
+        return self
+
+    def static(self) -> Self:
+        return self
+
+    def numbers(self) -> MethodNumbers:
+        from skipjax.decoding.request import MethodNumbers
+
+        return MethodNumbers.of()
+
+    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
+        return ()
 
 
 def _scheduled(plan: Plan, exit_layer: int, exits_at_once: bool = False) -> Strategy:
@@ -70,26 +86,11 @@ def _scheduled(plan: Plan, exit_layer: int, exits_at_once: bool = False) -> Stra
 
 
 @dataclasses.dataclass(frozen=True)
-class Full:
+class Full(_Base):
     """Every layer for every token: ordinary decoding, the yardstick of all others."""
-
-    def check(self, config: ModelConfig) -> None:
-        pass
-
-    def resolve(self, max_new_tokens: int) -> Full:
-        return self
-
-    def static(self) -> Full:
-        return self
-
-    def numbers(self) -> MethodNumbers:
-        return _no_numbers()
 
     def strategy(self, num_layers: int, room: int) -> Strategy:
         return _scheduled(self.plan(num_layers, room - 1), num_layers)
-
-    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
-        return ()
 
     def plan(self, num_layers: int, steps: int) -> Plan:
         """The plan of `steps` decode steps."""
@@ -100,7 +101,7 @@ class Full:
 
 
 @dataclasses.dataclass(frozen=True)
-class SkipDecode:
+class SkipDecode(_Base):
     """One depth per decode step for the whole batch, falling as generation goes on (arXiv 2307.02628, section 3).
 
     A token of depth d runs the bottom `warmup_layers` and the top d - warmup_layers layers; the prompt runs all. (For
@@ -170,17 +171,8 @@ class SkipDecode:
     def resolve(self, max_new_tokens: int) -> SkipDecode:
         return self if self.horizon is not None else dataclasses.replace(self, horizon=max_new_tokens)
 
-    def static(self) -> SkipDecode:
-        return self
-
-    def numbers(self) -> MethodNumbers:
-        return _no_numbers()
-
     def strategy(self, num_layers: int, room: int) -> Strategy:
         return _scheduled(self.plan(num_layers, room - 1), num_layers)
-
-    def exit_layers(self, num_layers: int) -> tuple[int, ...]:
-        return ()
 
     def plan(self, num_layers: int, steps: int) -> Plan:
         """The plan of `steps` decode steps. Needs a resolved method."""
@@ -192,25 +184,26 @@ class SkipDecode:
         return num_layers / ((self.max_depth + self.min_depth) / 2)
 
 
-def _check_exit(argument: str, layer: int, config: ModelConfig, confidence: str | None) -> None:
-    """Raises ValueError unless tokens can leave after `layer` layers by this confidence."""
-    if layer >= config.num_layers:
-        raise ValueError(f"{argument} must be below the model's {config.num_layers} layers, got {layer}")
-    if confidence is None:
-        return
-    from skipjax.confidence import confidence_named
-
+def _check_confidence(name: str, layers: tuple[int, ...], config: ModelConfig) -> None:
+    """Raises ValueError unless a model has what a confidence looks at after each of `layers`."""
     heads = config.exit_heads
     trained = () if heads is None or not heads.classifier else heads.layers
-    if confidence_named(confidence).needs_classifier and layer not in trained:
+    missing = [layer for layer in layers if layer not in trained]
+    if missing and _confidence(name).needs_classifier:
         raise ValueError(
-            f"confidence {confidence!r} needs a trained classifier after layer {layer}, this model has"
+            f"confidence {name!r} needs a trained classifier after layer {missing[0]}, this model has"
             f" {'them after ' + ', '.join(map(str, trained)) if trained else 'none'} (skipjax train heads --classifier)"
         )
 
 
+def _confidence(name: str) -> Confidence:
+    from skipjax.confidence import confidence_named  # here, since it brings jax, and --help is to be quick
+
+    return confidence_named(name)
+
+
 @dataclasses.dataclass(frozen=True)
-class StaticExit:
+class StaticExit(_Base):
     """Every token leaves after the same number of layers; a baseline.
 
     A decoder-only model's prompt runs all layers and gives token 0; the start token of an encoder-decoder model is an
@@ -229,15 +222,6 @@ class StaticExit:
         if self.depth > config.num_layers:
             raise ValueError(f"depth must be at most the model's {config.num_layers} layers, got {self.depth}")
 
-    def resolve(self, max_new_tokens: int) -> StaticExit:
-        return self
-
-    def static(self) -> StaticExit:
-        return self
-
-    def numbers(self) -> MethodNumbers:
-        return _no_numbers()
-
     def plan(self, num_layers: int, steps: int) -> Plan:
         """The plan of `steps` decode steps: the bottom layers only."""
         return plan_from_depths([self.depth] * steps, num_layers, self.depth)
@@ -253,7 +237,7 @@ class StaticExit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Free:
+class Free(_Base):
     """Confident tokens leave after the shallow layers; their deep layers run later, in one pass together with the next
     token that needs them (FREE, arXiv 2310.05424, sections 3.1 to 3.4).
 
@@ -285,11 +269,9 @@ class Free:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        from skipjax.confidence import CONFIDENCES
-
         checks.integer("shallow_layers", self.shallow_layers, 1)
         checks.real("threshold", self.threshold, -math.inf)
-        checks.choice("confidence", self.confidence, CONFIDENCES)
+        _confidence(self.confidence)
         checks.integer("buffer_size", self.buffer_size, 1, 256)
         if self.rollback is not None:
             checks.real("rollback", self.rollback, 0.0, allow_infinite=True)
@@ -301,10 +283,11 @@ class Free:
             raise ValueError(f"adaptive must be True or False, got {self.adaptive!r}")
 
     def check(self, config: ModelConfig) -> None:
-        _check_exit("shallow_layers", self.shallow_layers, config, self.confidence)
-
-    def resolve(self, max_new_tokens: int) -> Free:
-        return self
+        if self.shallow_layers >= config.num_layers:
+            raise ValueError(
+                f"shallow_layers must be below the model's {config.num_layers} layers, got {self.shallow_layers}"
+            )
+        _check_confidence(self.confidence, self.exit_layers(config.num_layers), config)
 
     def static(self) -> Free:
         return dataclasses.replace(self, threshold=0.0, rollback=None if self.rollback is None else 0.0)
@@ -315,13 +298,12 @@ class Free:
         return MethodNumbers.of(threshold=self.threshold, rollback=self.rollback or 0.0)
 
     def strategy(self, num_layers: int, room: int) -> Strategy:
-        from skipjax.confidence import CONFIDENCES
         from skipjax.decoding.free import FreeDecoding
 
         return FreeDecoding(
             num_layers=num_layers,
             shallow_layers=self.shallow_layers,
-            confidence=CONFIDENCES[self.confidence],
+            confidence=_confidence(self.confidence),
             buffer_size=self.buffer_size,
             room=room,
             rolls_back="different" if self.verify else "never" if self.rollback is None else "unlikely",
@@ -336,7 +318,7 @@ class Free:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calm:
+class Calm(_Base):
     """A token leaves after the first layer whose confidence is high enough (CALM, arXiv 2207.07061); a baseline.
 
     The keys and values that the skipped layers would have made are projected from the state it left with. Each row of a
@@ -356,22 +338,16 @@ class Calm:
     confidence: str = "margin"
 
     def __post_init__(self) -> None:
-        from skipjax.confidence import CONFIDENCES
-
         checks.real("threshold", self.threshold, -math.inf)
         checks.integer("min_depth", self.min_depth, 1)
         if self.decay is not None:
             checks.real("decay", self.decay, 0.0)
-        checks.choice("confidence", self.confidence, CONFIDENCES)
+        _confidence(self.confidence)
 
     def check(self, config: ModelConfig) -> None:
         if self.min_depth > config.num_layers:
             raise ValueError(f"min_depth must be at most the model's {config.num_layers} layers, got {self.min_depth}")
-        for layer in self.exit_layers(config.num_layers):
-            _check_exit("min_depth", layer, config, self.confidence)
-
-    def resolve(self, max_new_tokens: int) -> Calm:
-        return self
+        _check_confidence(self.confidence, self.exit_layers(config.num_layers), config)
 
     def static(self) -> Calm:
         return dataclasses.replace(self, threshold=0.0, decay=None)
@@ -382,13 +358,27 @@ class Calm:
         return MethodNumbers.of(threshold=self.threshold, decay=self.decay or 0.0)
 
     def strategy(self, num_layers: int, room: int) -> Strategy:
-        from skipjax.confidence import CONFIDENCES
         from skipjax.decoding.calm import CalmDecoding
 
-        return CalmDecoding(num_layers, self.min_depth, CONFIDENCES[self.confidence], room)
+        return CalmDecoding(num_layers, self.min_depth, _confidence(self.confidence), room)
 
     def exit_layers(self, num_layers: int) -> tuple[int, ...]:
         return tuple(range(self.min_depth, num_layers))
 
     def target_speedup(self, num_layers: int) -> float:
         return num_layers / self.min_depth
+
+
+METHODS: dict[str, type[Method]] = {
+    "full": Full,
+    "skipdecode": SkipDecode,
+    "free": Free,
+    "static-exit": StaticExit,
+    "calm": Calm,
+}
+"""Methods by the names that flags and checkpoints have for them."""
+
+
+def name_of(method: Method) -> str:
+    """The key of `METHODS` for a method."""
+    return next(name for name, kind in METHODS.items() if type(method) is kind)

@@ -95,36 +95,36 @@ class Projections(nnx.Module):
         residual = initial_scale(config, width, "residual")
         self.output = Linear(width, size, config.output_bias, scale=residual, rngs=rngs)
 
+    def queries(self, x: jax.Array, rotation: Rotation | None = None) -> jax.Array:
+        """[B, T, N, H] of x [B, T, D], rotated if there is a rotation."""
+        query = self.query(x).reshape(*x.shape[:-1], -1, self.head_size)
+        return query if rotation is None else rotate(query, rotation)
 
-class Attention(Projections):
-    """Self-attention, with rotary embedding where the config has one."""
-
-    def keys_and_values(self, x: jax.Array, rotation: Rotation | None) -> tuple[jax.Array, jax.Array]:
-        """Two [B, T, K, H], keys rotated."""
+    def keys_and_values(self, x: jax.Array, rotation: Rotation | None = None) -> tuple[jax.Array, jax.Array]:
+        """Two [B, T, K, H] of x [B, T, D], keys rotated if there is a rotation."""
         heads = (*x.shape[:-1], -1, self.head_size)
         key, value = self.key(x).reshape(heads), self.value(x).reshape(heads)
         return (key if rotation is None else rotate(key, rotation)), value
 
+    def joined(self, mixed: jax.Array) -> jax.Array:
+        """[B, T, D] of mixed values [B, T, N, H]."""
+        return self.output(mixed.reshape(*mixed.shape[:-2], -1))
+
+
+class Attention(Projections):
+    """Self-attention, with rotary embedding where the config has one."""
+
     def __call__(self, x: jax.Array, rotation: Rotation | None, attend: Attend) -> tuple[jax.Array, Any]:
-        query = self.query(x).reshape(*x.shape[:-1], -1, self.head_size)
-        if rotation is not None:
-            query = rotate(query, rotation)
-        mixed, carried = attend(query, *self.keys_and_values(x, rotation))
-        return self.output(mixed.reshape(*x.shape[:-1], -1)), carried
+        mixed, carried = attend(self.queries(x, rotation), *self.keys_and_values(x, rotation))
+        return self.joined(mixed), carried
 
 
 class CrossAttention(Projections):
     """Attention of an encoder-decoder model's decoder to the encoder's states, which stay as they are while
     decoding."""
 
-    def keys_and_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of the encoder's states [B, S, D]: two [B, S, K, H]."""
-        heads = (*states.shape[:-1], -1, self.head_size)
-        return self.key(states).reshape(heads), self.value(states).reshape(heads)
-
     def __call__(self, x: jax.Array, recall: Recall) -> jax.Array:
-        query = self.query(x).reshape(*x.shape[:-1], -1, self.head_size)
-        return self.output(recall(self, query).reshape(*x.shape[:-1], -1))
+        return self.joined(recall(self, self.queries(x)))
 
 
 class FeedForward(nnx.Module):

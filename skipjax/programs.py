@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from skipjax import decoder
-from skipjax.attention import attention, causal
+from skipjax.attention import attention
 from skipjax.cache import KVCache
 from skipjax.config import ModelConfig
 from skipjax.decoder import Params
-from skipjax.decoding.cached_decoder import CachedDecoder, remember
+from skipjax.decoding.cached_decoder import CachedDecoder, Source, remember
 from skipjax.decoding.request import Request
-from skipjax.decoding.strategy import Source, Start, Strategy
+from skipjax.decoding.strategy import Start, Strategy
 from skipjax.plan import Range, layer_groups
 from skipjax.sampling import next_tokens
 
@@ -27,18 +27,18 @@ from skipjax.sampling import next_tokens
 @functools.partial(jax.jit, static_argnames=("config", "strategy"))
 def prefill(
     config: ModelConfig, strategy: Strategy, params: Params, prompts: jax.Array, request: Request
-) -> tuple[Source, Any]:
+) -> tuple[Source | None, Any]:
     """Runs the prompts: a decoder-only model's at full depth, filling the cache of the layers that decode steps use;
     of an encoder-decoder model the encoder, and the start token where it does not count as an ordinary step.
 
     Args:
       prompts: int32 [B, P], left-padded.
     Returns:
-      what decoding reads of a source, and the strategy's state before the first decode step.
+      what decoding reads of a source (None without an encoder), and the strategy's state before the first decode step.
     """
-    prompt, padding = decoder_prompt(config, prompts, request.padding)
+    prompt, padding = decoder.decoder_prompt(config, prompts, request.padding)
     lengths = strategy.cache_lengths(prompt.shape[1])
-    memory, source = None, Source(None, None)
+    memory, source = None, None
     if config.encoder_layers is not None:
         memory = decoder.encode(config, params, prompts, request.padding)
         source = Source(remember(config, params, memory.states, tuple(n > 0 for n in lengths)), memory.allowed)
@@ -52,17 +52,8 @@ def prefill(
         states, cache = _run_prompt(config, params, prompt, padding, ranges, cache, memory)
         logits = decoder.exit_logits(config, params, states[-1], ranges[-1][1])
         first = next_tokens(logits, request.numbers, keys, jnp.int32(0))
-    cached = CachedDecoder(config, params, padding, source.memory, source.allowed)
+    cached = CachedDecoder(config, params, padding, source)
     return source, strategy.begin(cached, Start(cache, keys, first, states), request)
-
-
-def decoder_prompt(config: ModelConfig, prompts: jax.Array, padding: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The columns int32 [B, P] that the decoder begins with, and their padding int32 [B]: the prompts, or where those
-    go to an encoder the start token."""
-    if config.encoder_layers is None:
-        return prompts, padding
-    assert config.start_id is not None, "an encoder-decoder model has a start token"
-    return jnp.full((prompts.shape[0], 1), config.start_id, jnp.int32), jnp.zeros_like(padding)
 
 
 def _run_prompt(
@@ -76,12 +67,8 @@ def _run_prompt(
 ) -> tuple[tuple[jax.Array, ...], KVCache]:
     """The last column's state [B, D] after each of `ranges`, and the cache with the prompt's keys and values in layers
     that keep any."""
-    length = prompt.shape[1]
-    columns = jnp.arange(length, dtype=jnp.int32)[None]
-    positions = jnp.maximum(columns - padding[:, None], 0)
-    h = decoder.ends_of(config, params).embed(prompt, positions)
-    rotation, allowed = decoder.rotation_at(config, positions), causal(padding, length)
-    bias, recall = decoder.decoder_bias(config, params, columns, length), decoder.recall_from(config, memory)
+    h, rotation, allowed, bias = decoder.embed_columns(config, params, prompt, padding)
+    recall = decoder.recall_from(config, memory)
     attend = functools.partial(attention, allowed=allowed, layout="bskh", scaled=config.scale_attention, bias=bias)
 
     def attend_and_keep(cache, layer):
@@ -108,7 +95,7 @@ def decode(
     strategy: Strategy,
     prompt_length: int,
     params: Params,
-    source: Source,
+    source: Source | None,
     state: Any,
     request: Request,
     stop: jax.Array,
@@ -122,5 +109,5 @@ def decode(
     padding = request.padding
     if config.encoder_layers is not None:
         prompt_length, padding = 1, jnp.zeros_like(padding)
-    cached = CachedDecoder(config, params, padding, source.memory, source.allowed)
+    cached = CachedDecoder(config, params, padding, source)
     return strategy.advance(cached, prompt_length, state, request, stop)

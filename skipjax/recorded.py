@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from skipjax.methods import Free, Full, SkipDecode
+from skipjax.methods import METHODS, Free, Full, SkipDecode, name_of
 
-_METHODS = {"full": Full, "skipdecode": SkipDecode, "free": Free}
+_TRAINED_FOR = ("full", "skipdecode", "free")  # names of the methods that weights can be recorded for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,18 +45,20 @@ class Recorded:
         return f"schedules like {self.method!r} at target speed-ups from {low:g} to {high:g}"
 
     def to_json(self) -> dict[str, Any]:
-        name = next(name for name, kind in _METHODS.items() if isinstance(self.method, kind))
         own = {"speedup_range": self.speedup_range, "exit_layers": list(self.exit_layers)}
-        return {"method": name, **dataclasses.asdict(self.method), **own}
+        return {"method": name_of(self.method), **dataclasses.asdict(self.method), **own}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Recorded:
         """Inverse of `to_json`. Raises ValueError for an unknown method or fields it does not have."""
         try:
             fields = dict(data)
-            kind, span = _METHODS[fields.pop("method")], fields.pop("speedup_range")
+            name, span = fields.pop("method"), fields.pop("speedup_range")
+            if name not in _TRAINED_FOR:
+                raise KeyError(name)
             exits = tuple(int(layer) for layer in fields.pop("exit_layers", ()))
             low, high = (1.0, 1.0) if span is None else map(float, span)
-            return cls(kind(**fields), None if span is None else (low, high), exits)
+            method: Any = METHODS[name](**fields)
+            return cls(method, None if span is None else (low, high), exits)
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"recorded method: {data!r} is not one this version knows") from None

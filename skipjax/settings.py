@@ -7,22 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit
+from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit, name_of
 
 Number = TypeVar("Number", int, float)
-
-METHODS: dict[str, type[Method]] = {
-    "full": Full,
-    "skipdecode": SkipDecode,
-    "free": Free,
-    "static-exit": StaticExit,
-    "calm": Calm,
-}
-
-
-def name_of(method: Method) -> str:
-    """The method as flags spell it, a key of `METHODS`."""
-    return next(name for name, kind in METHODS.items() if type(method) is kind)
 
 
 def details_of(method: Method) -> str:

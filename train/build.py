@@ -34,10 +34,11 @@ def start(
     curriculum_of: Callable[[ModelConfig, int], training.Curriculum],
     *,
     prepare: Callable[[LanguageModel], LanguageModel] = lambda lm: lm,
-    describe: Callable[[LanguageModel, Path], None] | None = None,
+    describe: Callable[[LanguageModel, Path, str], None] | None = None,
 ) -> None:
-    """Runs training. `curriculum_of(config, tokens of the longest target)` says what for, `prepare` changes the model
-    before it starts, and `describe` is that of `training.train`."""
+    """Runs training. `curriculum_of(config, tokens of the longest target)` says what for, and `prepare` changes the
+    model before it starts. Where only a part is trained, `describe` is that of `training.train` and also takes the
+    fingerprint of the rest."""
 
     def chosen(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(flags, name) for name in names}
@@ -60,8 +61,11 @@ def start(
     curriculum = curriculum_of(lm.config, shapes.longest_target)
     report_data(examples, shapes, curriculum)
     sources = {name: str(value) if isinstance(value, Path) else value for name, value in chosen(SOURCES).items()}
-    if curriculum.trained is not None:  # a resumed run takes the rest from here again
-        sources["base_fingerprint"] = fingerprint(lm)
+    of_part: Callable[[LanguageModel, Path], None] | None = None
+    if describe is not None:
+        known = fingerprint(lm)
+        sources["base_fingerprint"] = known  # a resumed run takes the rest from the same model again
+        of_part = lambda lm, directory: describe(lm, directory, known)  # noqa: E731
     training.train(
         lm,
         examples,
@@ -73,7 +77,7 @@ def start(
         validation=validation,
         sources=sources,
         resume=flags.resume,
-        describe=describe,
+        describe=of_part,
         report=typer.echo,
     )
 

@@ -8,13 +8,7 @@ from typing import Annotated
 
 import typer
 
-Data = Annotated[
-    str, typer.Option(help="A .csv, .tsv, .json, .jsonl or .parquet file (also .gz), or the name of a hub data set.")
-]
-PromptTemplate = Annotated[str, typer.Option(help='Prompt with {column} fields, for example "{mr} ->".')]
-TargetColumn = Annotated[str, typer.Option(help="Column with the text to generate.")]
-Split = Annotated[str, typer.Option(help="Split of a hub data set.")]
-Limit = Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")]
+from skipjax.flag_groups import Data, Limit, PromptTemplate, Split, TargetColumn
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,8 +46,7 @@ def heads(
     base = run.model
     if base is None:
         raise ValueError("--model must be given: exits are trained for its weights, which stay as they are")
-    if not (norm or adapter_rank or classifier):
-        raise ValueError("nothing to train: give --norm, --adapter-rank or --classifier")
+    training.check_exit_kinds(norm, adapter_rank, classifier)  # before data and model are read
 
     def prepare(lm: LanguageModel) -> LanguageModel:
         return training.with_exit_heads(
@@ -58,5 +57,5 @@ def heads(
         run,
         lambda config, longest: training.heads(config),
         prepare=prepare,
-        describe=lambda lm, directory: exit_heads.describe(lm, directory, base),
+        describe=lambda lm, directory, known: exit_heads.describe(lm, directory, base, known),
     )

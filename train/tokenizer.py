@@ -10,17 +10,17 @@ from typing import Annotated
 
 import typer
 
-from . import flags
+from skipjax.flag_groups import Data, Limit, PromptTemplate, Split, TargetColumn
 
 
 def tokenizer(
-    data: flags.Data,
-    prompt_template: flags.PromptTemplate,
-    target_column: flags.TargetColumn,
+    data: Data,
+    prompt_template: PromptTemplate,
+    target_column: TargetColumn,
     vocab_size: Annotated[int, typer.Option(help="Tokens in all, at least 259.")],
     out: Annotated[Path, typer.Option(help="New directory for tokenizer.json and tokenizer_config.json.")],
-    split: flags.Split = "train",
-    limit: flags.Limit = None,
+    split: Split = "train",
+    limit: Limit = None,
 ) -> None:
     """Train a tokenizer."""
     from skipjax import training

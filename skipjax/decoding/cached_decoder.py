@@ -18,6 +18,20 @@ from skipjax.config import ModelConfig
 from skipjax.plan import layer_groups
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """What decoding reads of an encoded source and never changes.
+
+    Attributes:
+      memory: keys and values of the encoder's states in the layers that run, for cross-attention.
+      allowed: bool [B, 1, S], False on padding.
+    """
+
+    memory: KVCache
+    allowed: jax.Array
+
+
 class _Where(NamedTuple):
     """What a group of queries shares over all layers: rotation, allowed [B, T, S] and bias [B or 1, N, T, S]."""
 
@@ -37,15 +51,13 @@ class CachedDecoder:
       config: static.
       params: of the model.
       padding: int32 [B], padded columns of the decoder's prompt; zeros for an encoder-decoder model.
-      memory: keys and values of the encoder's states for the layers that run, or None.
-      source: bool [B, 1, S], False on the padding of the source; None without an encoder.
+      source: of an encoder-decoder model; None without an encoder.
     """
 
     config: ModelConfig
     params: decoder.Params
     padding: jax.Array
-    memory: KVCache | None = None
-    source: jax.Array | None = None
+    source: Source | None
 
     @property
     def dtype(self) -> Any:
@@ -72,7 +84,7 @@ class CachedDecoder:
 
             return run
 
-        layers, recall = self.params["layers"], None if self.memory is None else self._recall
+        layers, recall = self.params["layers"], None if self.source is None else self._recall
         return decoder.run_layers(self.config, layers, first, last, h, where.rotation, attend, cache, recall=recall)
 
     def run_unless(
@@ -91,7 +103,7 @@ class CachedDecoder:
             return self._read(query, cache, layer, slots, where), None
 
         def run() -> jax.Array:
-            recall = None if self.memory is None else self._recall(layer)
+            recall = None if self.source is None else self._recall(layer)
             # Stacked weights are sliced in here: outside, every layer's would be copied in every step.
             block = decoder.block_of(self.config, self.params, layer)
             return jnp.where(out[:, None, None], h, block(h, where.rotation, attend, recall)[0])
@@ -135,12 +147,11 @@ class CachedDecoder:
         )
 
     def _recall(self, layer: Any) -> modules.Recall:
-        memory, source = self.memory, self.source
-        assert memory is not None
-        assert source is not None
-        keys, values = memory.read(layer, source.shape[-1])
+        assert self.source is not None
+        memory, allowed = self.source.memory, self.source.allowed
+        keys, values = memory.read(layer, allowed.shape[-1])
         scaled = self.config.scale_attention
-        return lambda cross, query: attention(query, keys, values, source, memory.layout, scaled=scaled)
+        return lambda cross, query: attention(query, keys, values, allowed, memory.layout, scaled=scaled)
 
     def _positions(self, slot: jax.Array, length: int) -> jax.Array:
         return jnp.maximum(_columns(slot, length) - self.padding[:, None], 0)

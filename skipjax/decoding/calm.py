@@ -12,7 +12,7 @@ from skipjax.cache import KVCache
 from skipjax.confidence import Confidence, ExitView
 from skipjax.decoding.cached_decoder import CachedDecoder
 from skipjax.decoding.request import Outcome, Request
-from skipjax.decoding.strategy import Start
+from skipjax.decoding.strategy import Start, opening
 from skipjax.plan import Range
 from skipjax.sampling import next_tokens
 
@@ -28,7 +28,6 @@ class CalmState:
       depths: int32 [B, T]; confidences: float32 [B, T], at the exit, or at the last layer asked where none was taken.
       finished: bool [B]; keys: random keys [B].
       count: int32 scalar, tokens generated.
-      steps: int32 scalar, decode steps run.
     """
 
     cache: KVCache
@@ -38,7 +37,6 @@ class CalmState:
     finished: jax.Array
     keys: jax.Array
     count: jax.Array
-    steps: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +62,8 @@ class CalmDecoding:
         return () if has_encoder else ((0, self.num_layers),)
 
     def begin(self, decoder: CachedDecoder, start: Start, request: Request) -> CalmState:
-        batch = request.padding.shape[0]
-        tokens = jnp.full((batch, self.room), request.pad_id, jnp.int32)
-        depths = jnp.zeros((batch, self.room), jnp.int32)
-        confidences = jnp.full((batch, self.room), jnp.nan, jnp.float32)
-        finished, count = request.filling(), jnp.int32(0)
-        if start.first is not None:
-            tokens, depths = tokens.at[:, 0].set(start.first), depths.at[:, 0].set(self.num_layers)
-            finished, count = finished | request.ends_text(start.first), jnp.int32(1)
-        return CalmState(start.cache, tokens, depths, confidences, finished, start.keys, count, jnp.int32(0))
+        tokens, depths, confidences, finished, count = opening(start, request, self.num_layers, self.room)
+        return CalmState(start.cache, tokens, depths, confidences, finished, start.keys, jnp.int32(count))
 
     def advance(
         self, decoder: CachedDecoder, prompt_length: int, state: CalmState, request: Request, stop: jax.Array
@@ -112,7 +103,6 @@ class CalmDecoding:
                 state.finished | request.ends_text(chosen),
                 state.keys,
                 state.count + 1,
-                state.steps + 1,
             )
 
         return jax.lax.while_loop(unfinished, one_step, state)
@@ -148,7 +138,9 @@ class CalmDecoding:
         return np.full(state.tokens.shape[0], int(state.count))
 
     def outcome(self, state: CalmState, rows: int, *, has_encoder: bool) -> Outcome:
-        return Outcome(np.asarray(state.depths)[:rows], np.asarray(state.confidences)[:rows], int(state.steps))
+        # Token 0 of a decoder-only model comes from its prompt.
+        steps = int(state.count) - (not has_encoder)
+        return Outcome(np.asarray(state.depths)[:rows], np.asarray(state.confidences)[:rows], steps)
 
 
 def falling_threshold(request: Request, step: jax.Array) -> jax.Array:

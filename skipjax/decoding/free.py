@@ -24,7 +24,7 @@ from skipjax.cache import KVCache
 from skipjax.confidence import Confidence, ExitView
 from skipjax.decoding.cached_decoder import CachedDecoder
 from skipjax.decoding.request import Outcome, Request
-from skipjax.decoding.strategy import Start
+from skipjax.decoding.strategy import Start, opening
 from skipjax.plan import Range
 from skipjax.sampling import next_tokens
 
@@ -143,16 +143,12 @@ class FreeDecoding:
         return (*self._shallow_ranges, (self.shallow_layers, self.num_layers))
 
     def begin(self, decoder: CachedDecoder, start: Start, request: Request) -> FreeState:
-        batch, shape = request.padding.shape[0], (request.padding.shape[0], self.room)
-        tokens, depths = jnp.full(shape, request.pad_id, jnp.int32), jnp.zeros(shape, jnp.int32)
-        confidences = jnp.full(shape, jnp.nan, jnp.float32)
-        finished, first = request.filling(), 0
-        if start.first is not None:
+        tokens, depths, confidences, finished, first = opening(start, request, self.num_layers, self.room)
+        if first:
             # For the record only: token 0 is the full model's.
-            sure = self._exit(decoder, start.states[:-1])[1]
-            confidences = confidences.at[:, 0].set(sure)
-            tokens, depths = tokens.at[:, 0].set(start.first), depths.at[:, 0].set(self.num_layers)
-            finished, first = finished | request.ends_text(start.first) | (request.limit <= 1), 1
+            confidences = confidences.at[:, 0].set(self._exit(decoder, start.states[:-1])[1])
+            finished = finished | (request.limit <= 1)
+        batch, shape = tokens.shape[0], tokens.shape
         count = jnp.full(() if self.in_step else (batch,), first, jnp.int32)
         none, zeros = jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)
         checks = None

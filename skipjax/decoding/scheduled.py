@@ -14,7 +14,7 @@ import numpy as np
 from skipjax.cache import KVCache
 from skipjax.decoding.cached_decoder import CachedDecoder
 from skipjax.decoding.request import Outcome, Request
-from skipjax.decoding.strategy import Start
+from skipjax.decoding.strategy import Start, opening
 from skipjax.plan import Plan, Range, Segment
 from skipjax.sampling import next_tokens
 
@@ -66,9 +66,8 @@ class Scheduled:
 
     def begin(self, decoder: CachedDecoder, start: Start, request: Request) -> ScheduledState:
         assert start.first is not None, "the prompt always gives token 0"
-        tokens = jnp.full((start.first.shape[0], self.room), request.pad_id, jnp.int32).at[:, 0].set(start.first)
-        finished = request.filling() | request.ends_text(start.first)
-        return ScheduledState(start.cache, tokens, finished, start.keys, jnp.int32(0))
+        begun = opening(start, request, self.plan.num_layers, self.room)
+        return ScheduledState(start.cache, begun.tokens, begun.finished, start.keys, jnp.int32(0))
 
     def advance(
         self, decoder: CachedDecoder, prompt_length: int, state: ScheduledState, request: Request, stop: jax.Array

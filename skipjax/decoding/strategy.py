@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from skipjax.cache import KVCache
 from skipjax.decoding.cached_decoder import CachedDecoder
 from skipjax.decoding.request import Outcome, Request
 from skipjax.plan import Range
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """What decoding reads of an encoded source and never changes; both None for a decoder-only model.
-
-    Attributes:
-      memory: keys and values of the encoder's states, for cross-attention.
-      allowed: bool [B, 1, S], False on padding.
-    """
-
-    memory: KVCache | None
-    allowed: jax.Array | None
 
 
 class Start(NamedTuple):
@@ -42,6 +28,35 @@ class Start(NamedTuple):
     keys: jax.Array
     first: jax.Array | None
     states: tuple[jax.Array, ...]
+
+
+class Opening(NamedTuple):
+    """A state's arrays before the first decode step, as far as strategies share them.
+
+    Attributes:
+      tokens: int32 [B, T], pads but for token 0 where the prompt gave it.
+      depths: int32 [B, T], L there, else 0.
+      confidences: float32 [B, T], NaN.
+      finished: bool [B], rows that ended with token 0 and those that nobody asked for.
+      first: tokens there are, 0 or 1.
+    """
+
+    tokens: jax.Array
+    depths: jax.Array
+    confidences: jax.Array
+    finished: jax.Array
+    first: int
+
+
+def opening(start: Start, request: Request, num_layers: int, room: int) -> Opening:
+    """For `num_layers` L and `room` T."""
+    shape = (request.padding.shape[0], room)
+    tokens, depths = jnp.full(shape, request.pad_id, jnp.int32), jnp.zeros(shape, jnp.int32)
+    confidences, finished = jnp.full(shape, jnp.nan, jnp.float32), request.filling()
+    if start.first is None:
+        return Opening(tokens, depths, confidences, finished, 0)
+    tokens, depths = tokens.at[:, 0].set(start.first), depths.at[:, 0].set(num_layers)
+    return Opening(tokens, depths, confidences, finished | request.ends_text(start.first), 1)
 
 
 class Strategy(Protocol):

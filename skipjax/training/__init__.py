@@ -5,7 +5,7 @@ from skipjax.training.curriculum import Curriculum, check_depth_flags, free, ful
 from skipjax.training.data import Examples, load_rows, prompts_and_targets, tokenize
 from skipjax.training.free_loss import FreeLoss
 from skipjax.training.optimizer import OptimizerSettings
-from skipjax.training.start import starting_point, with_exit_heads
+from skipjax.training.start import check_exit_kinds, starting_point, with_exit_heads
 from skipjax.training.trainer import RunSettings, check_directory, train
 from skipjax.training.vocabulary import train_tokenizer
 
@@ -17,6 +17,7 @@ __all__ = [
     "RunSettings",
     "check_depth_flags",
     "check_directory",
+    "check_exit_kinds",
     "choose_shapes",
     "free",
     "full_depth",

@@ -14,7 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from skipjax.config import ModelConfig
-from skipjax.decoder import Memory, Params, encode, ends_of, exit_logits, hidden_states, teacher_forced
+from skipjax.decoder import (
+    Memory,
+    Params,
+    decoder_prompt,
+    encode,
+    ends_of,
+    exit_logits,
+    hidden_states,
+    teacher_forced,
+)
 from skipjax.methods import Full, SkipDecode
 from skipjax.training.batches import Batch
 
@@ -54,8 +63,7 @@ def decoder_inputs(config: ModelConfig, params: Params, batch: Batch, *, remater
     prompts, padding, memory = jnp.asarray(batch.prompts), jnp.asarray(batch.padding), None
     if config.encoder_layers is not None:
         memory = encode(config, params, prompts, padding, rematerialise=rematerialise)
-        assert config.start_id is not None
-        prompts, padding = jnp.full((len(prompts), 1), config.start_id, jnp.int32), jnp.zeros_like(padding)
+    prompts, padding = decoder_prompt(config, prompts, padding)
     tokens = jnp.concatenate([prompts, batch.targets[:, :-1]], axis=1)
     return Inputs(tokens, padding, memory, prompts.shape[1])
 

@@ -62,6 +62,12 @@ def starting_point(
     return LanguageModel(config, stack_layers(init_params(config, seed)), words)
 
 
+def check_exit_kinds(norm: bool, adapter_rank: int, classifier: bool) -> None:
+    """Raises ValueError if exits of these kinds would have nothing to train."""
+    if not (norm or adapter_rank or classifier):
+        raise ValueError("at least one of --norm, --adapter-rank and --classifier must be given")
+
+
 def with_exit_heads(
     lm: LanguageModel,
     layers: Sequence[int],
@@ -84,8 +90,7 @@ def with_exit_heads(
     checks.integer("adapter_rank", adapter_rank, 0, lm.config.hidden_size)
     if norm and not lm.config.final_norm:
         raise ValueError("norm cannot be trained for a model that has no final norm")
-    if not (norm or adapter_rank or classifier):
-        raise ValueError("at least one of --norm, --adapter-rank and --classifier must be given")
+    check_exit_kinds(norm, adapter_rank, classifier)
     heads = ExitHeads(tuple(sorted(set(layers))), norm, adapter_rank, classifier)
     config = dataclasses.replace(lm.config, exit_heads=heads)
     key = jax.random.fold_in(jax.random.key(seed), 2)

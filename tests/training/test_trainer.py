@@ -16,6 +16,7 @@ from tiny_models import tiny_config
 from tiny_training import LLAMA, assert_trees_equal, random_examples, tiny_model
 
 from skipjax import checkpoint, exit_heads
+from skipjax.fingerprint import fingerprint
 from skipjax.methods import Full, SkipDecode
 from skipjax.recorded import Recorded
 from skipjax.training import (
@@ -146,7 +147,7 @@ def train_heads(directory, resume=False, report=lambda line: None):
         RunSettings(4, save_every=2, log_every=1),
         directory,
         resume=resume,
-        describe=lambda lm, directory: exit_heads.describe(lm, directory, "tiny"),
+        describe=lambda lm, directory: exit_heads.describe(lm, directory, "tiny", fingerprint(lm)),
         report=report,
     )
 
