@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[1]
 # By environment, so that programs which tests start in processes of their own run under the same rules.
 assert "jax" not in sys.modules, "jax reads its environment when imported, which has happened already"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Nearly all the time of these tests goes into compiling tiny programs. Without optimised machine code it is half of that,
-# and with LLVM modules that are neither emitted through MLIR nor split for parallel compilation a quarter.
+# Nearly all the time of these tests goes into compiling tiny programs. Without optimising machine code it is half of
+# that, and a quarter where LLVM modules are neither emitted through MLIR nor split for parallel compilation.
 FAST_COMPILES = (
     "--xla_backend_optimization_level=0",
     "--xla_cpu_use_fusion_emitters=false",
