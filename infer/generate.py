@@ -8,6 +8,7 @@ skipjax generate --model DIR --prompts-file prompts.txt --method skipdecode --sp
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def generate(
     chosen_sampling = sampling.sampling()
     lm = model.load(methods)
     settings = methods.settings(lm.config, flags.recorded_method(lm))
-    if not texts:
+    examples = not texts
+    if examples:
         texts = prompt_files.read_prompts(str(prompt_files.EMBEDDED_PROMPTS))
         settings = settings if as_json else against_full(settings)
     if as_json and len(settings) > 1:
@@ -62,13 +64,23 @@ def generate(
     rows = [prompt_files.chat_tokens(lm, text) for text in texts] if chat else texts
     for start in range(0, len(texts), batch_size):
         batch = slice(start, start + batch_size)
-        outs = display.timed(
-            *(lm, rows[batch], run, estimators), max_new_tokens=max_new_tokens, sampling=chosen_sampling
+        in_turn = functools.partial(
+            display.in_turn,
+            lm,
+            rows[batch],
+            run,
+            estimators,
+            max_new_tokens=max_new_tokens,
+            sampling=chosen_sampling,
         )
-        estimators = [out.adaptive_threshold for out in outs]
         if as_json:
+            outs = list(in_turn())
             for record in display.records(texts[batch], outs[0]):
                 typer.echo(json.dumps(record, ensure_ascii=False))
         else:
-            typer.echo(display.report(lm, texts[batch], run, outs))
+            outs = display.show(lm, texts[batch], run, in_turn(), typer.echo)
+            if examples and len(run) > 1:
+                outs = display.timed(lm, in_turn)  # a text takes well under a second
+            typer.echo(display.costs(lm, run, outs))
+        estimators = [out.adaptive_threshold for out in outs]
     adaptive_files.end(estimators)

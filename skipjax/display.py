@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from skipjax.prompts import Prompt
 from skipjax.settings import details_of
 from skipjax.tokenizer import Tokenizer
 
-_REPEATS = 5  # of each method when two are compared
+_REPEATS = 5
 
 # 256-colour codes from shallow (bright green) to full depth (dim white).
 _SHADES = (46, 82, 118, 154, 190, 226, 220, 214, 208, 250)
@@ -65,47 +65,63 @@ def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
     ]
 
 
-def timed(
+def in_turn(
     lm: LanguageModel,
     prompts: Sequence[Prompt],
     methods: Sequence[Method],
     estimators: Sequence[AdaptiveThreshold | None],
     **arguments: Any,
-) -> list[Generation]:
-    """One generation per method, each from its estimator (None for those without). Two or more are repeated in turn;
-    each keeps its run of median time per step."""
+) -> Iterator[Generation]:
+    """One generation per method, each from its estimator (None for those without); compiles and runs a method when its
+    generation is asked for."""
+    for method, estimator in zip(methods, estimators, strict=True):
+        yield generate(lm, prompts, method, adaptive_threshold=estimator, **arguments)
 
-    def in_turn() -> list[Generation]:
-        pairs = zip(methods, estimators, strict=True)
-        return [generate(lm, prompts, method, adaptive_threshold=one, **arguments) for method, one in pairs]
+
+def timed(lm: LanguageModel, run: Callable[[], Iterable[Generation]]) -> list[Generation]:
+    """Runs several methods several times in turn: of each the generation of median time per step."""
 
     def seconds(out: Generation) -> float:
         return seconds_per_step(out, lm.config) or 0.0
 
-    runs = [in_turn()]
-    if len(methods) > 1:
-        runs = [in_turn() for _ in range(_REPEATS)]  # the first one compiled
+    runs = [list(run()) for _ in range(_REPEATS)]
     return [sorted(outs, key=seconds)[len(outs) // 2] for outs in zip(*runs, strict=True)]
 
 
-def report(lm: LanguageModel, prompts: Sequence[str], methods: Sequence[Method], outs: Sequence[Generation]) -> str:
-    """Each prompt with the text of every method, then one line of cost per method. `typer.echo` strips the colours
-    where output is no terminal."""
-    lines = []
+def show(
+    lm: LanguageModel,
+    prompts: Sequence[str],
+    methods: Sequence[Method],
+    coming: Iterator[Generation],
+    show_line: Callable[[str], None],
+) -> list[Generation]:
+    """Shows each prompt with the text of every method, and returns the generations of the methods.
+
+    The next one is taken from `coming` only when it is to be shown, so that the first text need not wait for the
+    others. `typer.echo` strips the colours where output is no terminal.
+    """
+    outs: list[Generation] = []
     for index, prompt in enumerate(prompts):
-        lines.append(prompt)
-        for method, out in zip(methods, outs, strict=True):
-            length = out.lengths[index]
-            depths = out.depths[index, :length]
+        for place, method in enumerate(methods):
+            if place == len(outs):
+                outs.append(next(coming))
+            if place == 0:
+                show_line(prompt)
+            length = outs[place].lengths[index]
+            tokens, depths = outs[place].tokens[index, :length], outs[place].depths[index, :length]
             if lm.tokenizer is None:
-                text = " ".join(map(str, out.tokens[index, :length]))
+                text = " ".join(map(str, tokens))
             else:
-                pieces = token_pieces(lm.tokenizer, out.tokens[index, :length])
-                text = colour_by_depth(pieces, depths, lm.config.num_layers)
-            lines += [f"  {_name(method)}: {text}", f"    layers x tokens: {depth_line(depths)}"]
-        lines.append("")
+                text = colour_by_depth(token_pieces(lm.tokenizer, tokens), depths, lm.config.num_layers)
+            show_line(f"  {_name(method)}: {text}\n    layers x tokens: {depth_line(depths)}")
+        show_line("")
+    return outs
+
+
+def costs(lm: LanguageModel, methods: Sequence[Method], outs: Sequence[Generation]) -> str:
+    """A few lines for each method: layers, speed, exits, and the three speed-ups."""
     full = next((out for method, out in zip(methods, outs, strict=True) if isinstance(method, Full)), None)
-    return "\n".join(lines + [_cost(lm, method, out, full) for method, out in zip(methods, outs, strict=True)])
+    return "\n".join(_cost(lm, method, out, full) for method, out in zip(methods, outs, strict=True))
 
 
 def _name(method: Method) -> str:

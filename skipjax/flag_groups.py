@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -22,11 +22,14 @@ Split = Annotated[str, typer.Option(help="Split of a hub data set.")]
 Limit = Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")]
 
 
-def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_flags(
+    *, without: Collection[str] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a command of a program some of whose arguments are groups of flags.
 
     In place of such an argument the command has the group's flags, each with the type, help and default of its field.
-    Those that must be given come first. `defaults` replaces defaults of fields.
+    Those that must be given come first. `defaults` replaces defaults of fields. Fields named in `without` become no
+    flags: they have a default and keep it.
     """
 
     def decorate(program: Callable[..., None]) -> Callable[..., None]:
@@ -37,7 +40,7 @@ def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[...,
             if not dataclasses.is_dataclass(group):
                 parameters.append(argument.replace(kind=inspect.Parameter.KEYWORD_ONLY))
                 continue
-            flags = _flags(group, defaults)
+            flags = _flags(group, without, defaults)
             groups[argument.name] = group, [flag.name for flag in flags]
             parameters += flags
         parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
@@ -54,10 +57,12 @@ def with_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[...,
     return decorate
 
 
-def _flags(group: Any, defaults: dict[str, Any]) -> list[inspect.Parameter]:
+def _flags(group: Any, without: Collection[str], defaults: dict[str, Any]) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     flags = []
     for field in dataclasses.fields(group):
+        if field.name in without:
+            continue
         default = defaults.get(field.name, field.default)
         flags.append(
             inspect.Parameter(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TAKES: dict[str, tuple[str, ...]] = {
     "full": (),
-    "skipdecode": ("speedup", "max_depth", "min_depth", "warmup_layers", "horizon"),
+    "skipdecode": ("speedup", "max_depth", "min_depth", "warmup_layers", "horizon", "max_segments"),
     "free": ("shallow_layers", "threshold", "adaptive", "confidence", "buffer_size", "rollback", "verify"),
     "static-exit": ("depth",),
     "calm": ("threshold", "min_depth", "decay", "confidence"),
@@ -64,6 +64,13 @@ class MethodFlags:
         typer.Option(
             help="skipdecode: decode steps over which the depth falls.",
             show_default="the checkpoint's, or --max-new-tokens",
+        ),
+    ] = None
+    max_segments: Annotated[
+        int | None,
+        typer.Option(
+            help="skipdecode: at most so many different depths, which compiles faster.",
+            show_default="the checkpoint's, or all",
         ),
     ] = None
     shallow_layers: Annotated[

@@ -230,7 +230,7 @@ class _Job:
         resolved = method.resolve(max_new_tokens)
         warn_if_untrained(lm, resolved)
         padded, padding = pad_left(rows, pad_token(config))
-        request = _request(config, rows, padding, sampling, resolved, max_new_tokens, stop_at_eos)
+        request = make_request(config, rows, padding, sampling, resolved, max_new_tokens, stop_at_eos)
         strategy, compiled, compile_seconds = _programs(lm, resolved, max_new_tokens, padded, request)
         return cls(lm, resolved, strategy, len(rows), padded, request, max_new_tokens, compile_seconds, *compiled)
 
@@ -311,7 +311,7 @@ class _Job:
         )
 
 
-def _request(
+def make_request(
     config: ModelConfig,
     rows: list[list[int]],
     padding: np.ndarray,

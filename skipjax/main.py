@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Annotated
 
 import typer
 
 import skipjax
+from skipjax import compilation_cache
 from skipjax.infer import bench, calibrate, convert, evaluate, generate
+from skipjax.infer.compile import compile_programs
 from skipjax.train import app as train_app
 
 app = typer.Typer(
@@ -24,6 +27,7 @@ app.command("convert")(convert.convert)
 app.command("evaluate")(evaluate.evaluate)
 app.command("bench")(bench.bench)
 app.command("calibrate")(calibrate.calibrate)
+app.command("compile")(compile_programs)
 app.add_typer(train_app, name="train")
 
 
@@ -35,9 +39,21 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it and stop."),
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and stop.")
+    ] = False,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--compilation-cache",
+            envvar=compilation_cache.VARIABLE,
+            metavar="FOLDER",
+            help=f"Where compiled programs are kept for later runs, at most 1 GiB; {compilation_cache.OFF}: nowhere.",
+            show_default="$JAX_COMPILATION_CACHE_DIR, or ~/.cache/skipjax/compiled",
+        ),
+    ] = None,
 ) -> None:
-    pass
+    compilation_cache.use(cache)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from skipjax import checks
 from skipjax.config import ModelConfig
-from skipjax.plan import Plan, plan_from_depths
+from skipjax.plan import Plan, fewer_depths, plan_from_depths
 from skipjax.schedules import SHAPES, depth_at
 
 if TYPE_CHECKING:
@@ -114,6 +114,10 @@ class SkipDecode(_Base):
       horizon: decode steps over which the depth falls; None follows `max_new_tokens`, so a new budget is a new program.
       shape: how it falls from max_depth at step 0 to min_depth from step `horizon` on, a key of
         `skipjax.schedules.SHAPES`: "linear" (the paper's), "cosine", "step"; or "constant", the midpoint of the two.
+      max_segments: None, or at most how many different depths the schedule may have; each is a loop to compile, and
+        unrolled layers make those slow to compile. Neighbouring depths are joined at the largest of them, so that no
+        step runs fewer layers than the schedule says, and so that over the horizon the fewest layers are added: the
+        realised speed-up falls a little short. 1 is max_depth throughout.
     """
 
     max_depth: int
@@ -121,6 +125,7 @@ class SkipDecode(_Base):
     warmup_layers: int = 1
     horizon: int | None = None
     shape: str = "linear"
+    max_segments: int | None = None
 
     def __post_init__(self) -> None:
         checks.integer("warmup_layers", self.warmup_layers, 0)
@@ -129,6 +134,8 @@ class SkipDecode(_Base):
         if self.horizon is not None:
             checks.integer("horizon", self.horizon, 1)
         checks.choice("shape", self.shape, SHAPES)
+        if self.max_segments is not None:
+            checks.integer("max_segments", self.max_segments, 1)
 
     @classmethod
     def for_speedup(
@@ -139,6 +146,7 @@ class SkipDecode(_Base):
         warmup_layers: int = 1,
         horizon: int | None = None,
         shape: str = "linear",
+        max_segments: int | None = None,
     ) -> SkipDecode:
         """The depths for a target speed-up of `speedup`, by the rule behind all published configurations.
 
@@ -162,7 +170,7 @@ class SkipDecode(_Base):
                 f"speedup {speedup:g} leaves {min_depth} of {num_layers} layers at the end, but {fewest} always run"
                 f" (warm-up and last): ask for a smaller speedup"
             )
-        return cls(max_depth, min_depth, warmup_layers, horizon, shape)
+        return cls(max_depth, min_depth, warmup_layers, horizon, shape, max_segments)
 
     def check(self, config: ModelConfig) -> None:
         if self.max_depth > config.num_layers:
@@ -177,8 +185,14 @@ class SkipDecode(_Base):
     def plan(self, num_layers: int, steps: int) -> Plan:
         """The plan of `steps` decode steps. Needs a resolved method."""
         assert self.horizon is not None, "resolve the method first"
-        depths = [depth_at(s, self.max_depth, self.min_depth, self.horizon, self.shape) for s in range(steps)]
-        return plan_from_depths(depths, num_layers, self.warmup_layers)
+        # Up to the horizon whatever the steps, so that the depth of a step does not depend on how many there are.
+        depths = [
+            depth_at(step, self.max_depth, self.min_depth, self.horizon, self.shape) for step in range(self.horizon + 1)
+        ]
+        if self.max_segments is not None:
+            depths = fewer_depths(depths, self.max_segments)
+        depths += depths[-1:] * (steps - len(depths))
+        return plan_from_depths(depths[:steps], num_layers, self.warmup_layers)
 
     def target_speedup(self, num_layers: int) -> float:
         return num_layers / ((self.max_depth + self.min_depth) / 2)

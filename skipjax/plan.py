@@ -84,6 +84,31 @@ def plan_from_depths(depths: Sequence[int], num_layers: int, warmup_layers: int)
     return Plan(num_layers, tuple(segments))
 
 
+def fewer_depths(depths: Sequence[int], most: int) -> list[int]:
+    """The schedule `depths` (never rising) with at most `most` different depths: no step gets fewer layers than before,
+    and the layers added over all steps are the fewest that this allows.
+
+    Each piece of neighbouring depths takes its first, largest one; which pieces is found by dynamic programming.
+    At most 2 of (8, 8, 7, 6, 5, 5, 5) is (8, 8, 8, 8, 5, 5, 5), which adds 3 layers.
+    """
+    runs = [(depth, len(list(steps))) for depth, steps in itertools.groupby(depths)]
+
+    @functools.cache
+    def cheapest(first: int, pieces: int) -> tuple[int, tuple[int, ...]]:
+        """Layers of all steps from run `first` on, in at most so many pieces, and the runs that those begin with."""
+        if first == len(runs):
+            return 0, ()
+        options = []
+        for last in range(first + 1 if pieces > 1 else len(runs), len(runs) + 1):
+            layers, begins = cheapest(last, pieces - 1)
+            options.append((layers + runs[first][0] * sum(steps for _, steps in runs[first:last]), (first, *begins)))
+        return min(options)
+
+    begins = cheapest(0, most)[1]
+    pieces = itertools.pairwise((*begins, len(runs)))
+    return [runs[first][0] for first, last in pieces for _, steps in runs[first:last] for _ in range(steps)]
+
+
 def layer_groups(values: Sequence[int]) -> list[tuple[Range, int]]:
     """Contiguous ranges of layers that share a value: (0, 0, 5, 5) -> [((0, 2), 0), ((2, 4), 5)]."""
     groups, layer = [], 0

@@ -17,7 +17,7 @@ class Recorded:
     Attributes:
       method: `Full()`, a `SkipDecode` with its horizon filled in, or a `Free`.
       speedup_range: (lowest, highest) target speed-up where schedules were drawn from a range, all with the warm-up
-        layers, horizon and shape of `method`; None for a single schedule.
+        layers, horizon, shape and segments of `method`; None for a single schedule.
       exit_layers: after how many layers exits were trained (FREE, multi-exit training).
     """
 
@@ -26,12 +26,16 @@ class Recorded:
     exit_layers: tuple[int, ...] = ()
 
     def covers(self, method: Full | SkipDecode, num_layers: int) -> bool:
-        """Whether a resolved `method` is one these weights were trained for. Full depth always is."""
-        if isinstance(method, Full) or method == self.method:
+        """Whether a resolved `method` is one these weights were trained for. Full depth always is, and so is a trained
+        schedule with fewer segments, whose depths are all among the trained ones."""
+        if isinstance(method, Full):
+            return True
+        ways = (method, dataclasses.replace(method, max_segments=None))
+        if self.method in ways:
             return True
         if self.speedup_range is None or not isinstance(self.method, SkipDecode):
             return False
-        alike = dataclasses.replace(self.method, max_depth=method.max_depth, min_depth=method.min_depth) == method
+        alike = dataclasses.replace(self.method, max_depth=method.max_depth, min_depth=method.min_depth) in ways
         low, high = self.speedup_range
         # Depths are whole layers, so the target of a drawn schedule can miss the drawn speed-up by half a layer.
         half_layer = 0.5 / num_layers

@@ -13,10 +13,12 @@ Number = TypeVar("Number", int, float)
 
 
 def details_of(method: Method) -> str:
-    """What tells methods of one kind apart in tables: "8/4", "0.5 exact", "adaptive", "3"; "" for full depth."""
+    """What tells methods of one kind apart in tables: "8/4", "8/4 in 3" segments; "0.5 exact", "adaptive"; "3"; "" for
+    full depth."""
     match method:
         case SkipDecode():
-            return f"{method.max_depth}/{method.min_depth}"
+            cut = "" if method.max_segments is None else f" in {method.max_segments}"
+            return f"{method.max_depth}/{method.min_depth}{cut}"
         case StaticExit():
             return str(method.depth)
         case Free():
@@ -52,7 +54,8 @@ class Setting:
         return f"{self.name} {f'{self.speedup:g}x' if asked else details_of(self.method)}".rstrip()
 
     def depths(self, num_layers: int) -> tuple[int, int]:
-        """(max_depth, min_depth), the most and fewest layers of a decode step, in a decoder of `num_layers` layers."""
+        """(max_depth, min_depth), the most and fewest layers of a decode step, in a decoder of `num_layers` layers. A
+        schedule joined into `max_segments` may not come down to min_depth."""
         match self.method:
             case SkipDecode():
                 return self.method.max_depth, self.method.min_depth

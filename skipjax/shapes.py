@@ -1,7 +1,8 @@
 """Shapes of published models, for benchmarks with random weights.
 
-The numbers are those of the config.json files on the Hugging Face Hub: HuggingFaceTB/SmolLM2-135M, facebook/opt-125m,
-facebook/opt-1.3b, meta-llama/Llama-3.2-1B, google-t5/t5-small, t5-large and t5-3b, google/flan-t5-base.
+The numbers are those of the config.json files on the Hugging Face Hub: HuggingFaceTB/SmolLM2-135M, SmolLM2-360M and
+SmolLM2-1.7B, meta-llama/Llama-3.2-1B, Llama-3.2-3B and Llama-3.1-8B, facebook/opt-125m, opt-1.3b, opt-2.7b and
+opt-6.7b, google-t5/t5-small, t5-base, t5-large and t5-3b, google/flan-t5-base and flan-t5-large.
 """
 
 from __future__ import annotations
@@ -35,76 +36,79 @@ _T5 = {
     "pad_token_id": 0,
 }
 
+_T5_V1_1 = {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+_SMOLLM2 = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 100000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+_ROPE_SCALING = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+_LLAMA_3 = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "rope_theta": 500000.0,
+    "rope_scaling": _ROPE_SCALING,
+    "tie_word_embeddings": True,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+}
+
+
+def _opt(layers: int, size: int, heads: int) -> dict[str, Any]:
+    sizes = {"hidden_size": size, "word_embed_proj_dim": size, "ffn_dim": 4 * size}
+    return {**_OPT, **sizes, "num_hidden_layers": layers, "num_attention_heads": heads}
+
+
+def _llama(family: dict[str, Any], layers: int, size: int, heads: int, ffn_size: int, **changes: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": size, "intermediate_size": ffn_size}
+    return {**family, **sizes, "num_hidden_layers": layers, "num_attention_heads": heads, **changes}
+
+
+def _t5(family: dict[str, Any], layers: int, size: int, heads: int, head_size: int, ffn_size: int) -> dict[str, Any]:
+    sizes = {"d_model": size, "d_kv": head_size, "d_ff": ffn_size}
+    return {**family, **sizes, "num_layers": layers, "num_heads": heads}
+
+
 _FIELDS: dict[str, dict[str, Any]] = {
-    "smollm2-135m": {
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    },
-    "opt-125m": {
-        **_OPT,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "ffn_dim": 3072,
-        "word_embed_proj_dim": 768,
-    },
-    "opt-1.3b": {
-        **_OPT,
-        "hidden_size": 2048,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 32,
-        "ffn_dim": 8192,
-        "word_embed_proj_dim": 2048,
-    },
-    "llama-3.2-1b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 32.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
-        "tie_word_embeddings": True,
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-    },
-    "t5-small": {**_T5, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
-    "t5-large": {**_T5, "d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
-    "t5-3b": {**_T5, "d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},
-    "flan-t5-base": {
-        **_T5,
-        "d_model": 768,
-        "d_kv": 64,
-        "d_ff": 2048,
-        "num_layers": 12,
-        "num_heads": 12,
-        "feed_forward_proj": "gated-gelu",
-        "tie_word_embeddings": False,
-    },
+    "smollm2-135m": _llama(_SMOLLM2, 30, 576, 9, 1536, num_key_value_heads=3),
+    "smollm2-360m": _llama(_SMOLLM2, 32, 960, 15, 2560, num_key_value_heads=5),
+    "smollm2-1.7b": _llama(_SMOLLM2, 24, 2048, 32, 8192, num_key_value_heads=32, rope_theta=130000.0),
+    "llama-3.2-1b": _llama(_LLAMA_3, 16, 2048, 32, 8192, head_dim=64),
+    "llama-3.2-3b": _llama(_LLAMA_3, 28, 3072, 24, 8192, head_dim=128),
+    "llama-3.1-8b": _llama(
+        *(_LLAMA_3, 32, 4096, 32, 14336),
+        rope_scaling={**_ROPE_SCALING, "factor": 8.0},
+        tie_word_embeddings=False,
+    ),
+    "opt-125m": _opt(12, 768, 12),
+    "opt-1.3b": _opt(24, 2048, 32),
+    "opt-2.7b": _opt(32, 2560, 32),
+    "opt-6.7b": _opt(32, 4096, 32),
+    "t5-small": _t5(_T5, 6, 512, 8, 64, 2048),
+    "t5-base": _t5(_T5, 12, 768, 12, 64, 3072),
+    "t5-large": _t5(_T5, 24, 1024, 16, 64, 4096),
+    "t5-3b": _t5(_T5, 24, 1024, 32, 128, 16384),
+    "flan-t5-base": _t5(_T5_V1_1, 12, 768, 12, 64, 2048),
+    "flan-t5-large": _t5(_T5_V1_1, 24, 1024, 16, 64, 2816),
 }
 
 SHAPES = tuple(_FIELDS)

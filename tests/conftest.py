@@ -22,6 +22,7 @@ os.environ |= {
     "XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *FAST_COMPILES]),
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "SKIPJAX_COMPILATION_CACHE": "off",
     "HF_HOME": str(ROOT / ".pytest_cache" / "huggingface"),
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",

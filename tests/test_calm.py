@@ -163,8 +163,9 @@ def test_skipped_layers_keep_what_they_make_of_the_state_at_the_exit(lm):
     assert cache.lengths == (after,) * 4
     for row, prompt in enumerate(PROMPTS):
         reading = read_again(lm, prompt, tokens[row, :-1].tolist(), depths[row].tolist())
-        for kept, expected in ((cache.keys, reading.keys), (cache.values, reading.values)):
-            of_row = np.asarray(kept).reshape(4, after, *kept.shape[1:])[:, padding[row] :, row]
+        layers = [cache.read(layer, after) for layer in range(4)]
+        for kept, expected in zip(zip(*layers, strict=True), (reading.keys, reading.values), strict=True):
+            of_row = np.stack(kept)[:, row].swapaxes(1, 2).reshape(4, after, -1, 8)[:, padding[row] :]
             np.testing.assert_allclose(of_row, expected, atol=1e-5 * max(1, np.abs(expected).max()), rtol=0)
 
 

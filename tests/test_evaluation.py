@@ -19,7 +19,7 @@ from skipjax.evaluation import Input
 from skipjax.generation import Generation, generate
 from skipjax.huggingface import export_hf
 from skipjax.language_model import LanguageModel
-from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit
+from skipjax.methods import METHODS, Calm, Free, Full, Method, SkipDecode, StaticExit
 from skipjax.settings import Setting
 from skipjax.tokenizer import Tokenizer
 
@@ -267,7 +267,8 @@ def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path)
     keys += " realised_speedup measured_speedup mean_depth share_of_full same_texts inputs tokens_per_second seconds"
     keys += " compile_seconds threshold exit_share deep_passes tokens_per_deep_pass acceptance_rate"
     assert all(set(entry) == set(keys.split()) for entry in results)
-    arguments = {"max_depth": 3, "min_depth": 2, "warmup_layers": 1, "horizon": None, "shape": "linear"}
+    arguments = {"max_depth": 3, "min_depth": 2, "warmup_layers": 1, "shape": "linear"}
+    arguments |= {"horizon": None, "max_segments": None}
     assert [entry["arguments"] for entry in results] == [{}, arguments]
     assert results[1]["exit_share"] is None
     assert "exits" not in evaluated.table()
@@ -353,4 +354,4 @@ def test_flags_name_every_method() -> None:
     from skipjax.main import app
 
     text = CliRunner().invoke(app, ["evaluate", "--help"]).output
-    assert all(name in text for name in settings.METHODS)
+    assert all(name in text for name in METHODS)

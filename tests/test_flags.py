@@ -10,11 +10,11 @@ import typer
 from tiny_models import tiny_config
 from typer.testing import CliRunner
 
-from skipjax import flags, settings
+from skipjax import flags, main
 from skipjax.adaptive import AdaptiveThreshold
 from skipjax.flag_groups import with_flags
 from skipjax.flags import AdaptiveFlags, MethodFlags
-from skipjax.methods import Calm, Free, Full, SkipDecode, StaticExit
+from skipjax.methods import METHODS, Calm, Free, Full, SkipDecode, StaticExit
 from skipjax.settings import FULL, Setting
 
 CONFIG = tiny_config(num_layers=12)
@@ -45,6 +45,9 @@ def test_skipdecode():
     assert methods(FREE, speedup=["2"]) == [SkipDecode(8, 4)]
     assert methods(SKIPS, method=["skipdecode"], horizon=20) == [dataclasses.replace(SKIPS, horizon=20)]
     assert methods(SKIPS, max_depth=6, min_depth=5, warmup_layers=2) == [SkipDecode(6, 5, 2, 6, "cosine")]
+    assert methods(SKIPS, max_segments=2) == [dataclasses.replace(SKIPS, max_segments=2)]
+    assert methods(speedup=["2"], max_segments=3) == [SkipDecode(8, 4, max_segments=3)]
+    assert methods(SkipDecode(4, 2, max_segments=3), speedup=["2"]) == [SkipDecode(8, 4, max_segments=3)]
     assert asked(speedup=["1,2.0", " 3", "2"]) == [
         FULL,
         Setting(SkipDecode(8, 4), 2.0),
@@ -150,6 +153,7 @@ def test_labels_and_depths():
         (FULL, "full", "12", (12, 12)),
         (Setting(SkipDecode(8, 4), 2.0), "skipdecode 2x", "8/4", (8, 4)),
         (Setting(SkipDecode(8, 4)), "skipdecode 8/4", "8/4", (8, 4)),
+        (Setting(SkipDecode(8, 4, max_segments=3)), "skipdecode 8/4 in 3", "8/4", (8, 4)),
         (Setting(Free(3)), "free 0.9", "3/12", (12, 3)),
         (Setting(Free(3, 0.5, verify="exact")), "free 0.5 exact", "3/12", (12, 3)),
         (Setting(Free(3, 0.5, rollback=2.0)), "free 0.5 rollback 2", "3/12", (12, 3)),
@@ -183,7 +187,7 @@ def test_setting_in_json():
 
 
 def test_every_method_has_its_flags():
-    assert flags.TAKES.keys() == settings.METHODS.keys()
+    assert flags.TAKES.keys() == METHODS.keys()
     names = {field.name for field in dataclasses.fields(MethodFlags)} - {"method"}
     assert {name for takes in flags.TAKES.values() for name in takes} == names
 
@@ -233,3 +237,21 @@ def test_groups_of_flags_become_flags_of_the_command():
     assert "Says it." in text
     assert "Before all." in text
     assert "Missing option '--word'" in CliRunner().invoke(app, []).output
+
+
+def test_fields_of_a_group_can_be_left_out_of_the_command():
+    @with_flags(without=("times",))
+    def say(*, loudness: Loudness) -> None:
+        typer.echo(str(loudness))
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(say)
+    assert CliRunner().invoke(app, ["--word", "hi"]).output == f"{Loudness(word='hi')}\n"
+    assert "No such option: --times" in CliRunner().invoke(app, ["--word", "hi", "--times", "3"]).output
+
+
+def test_exits_are_not_trained_for_random_weights():
+    text = CliRunner().invoke(main.app, ["train", "heads", "--help"]).output
+    assert "--model" in text
+    assert "--init" not in text
+    assert "--tokenizer" not in text

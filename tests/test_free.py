@@ -319,10 +319,9 @@ def job_of(lm: LanguageModel, method: Free) -> _Job:
 
 def slots_of(cache, layer: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [B, S, K, H] of one layer."""
-    if not cache.stacked:
-        return np.array(cache.keys[layer]).swapaxes(1, 2), np.array(cache.values[layer]).swapaxes(1, 2)
-    rows = slice(sum(cache.lengths[:layer]), sum(cache.lengths[: layer + 1]))
-    return np.array(cache.keys)[rows].swapaxes(0, 1), np.array(cache.values)[rows].swapaxes(0, 1)
+    kept = cache.read(layer, cache.lengths[layer])
+    keys, values = (np.array(array).swapaxes(1, 2).reshape(len(PROMPTS), cache.lengths[layer], -1, 8) for array in kept)
+    return keys, values
 
 
 def decoder_prompt(job: _Job) -> tuple[int, np.ndarray]:
@@ -359,17 +358,12 @@ def test_keys_and_values_are_those_of_a_teacher_forced_run(lm, changes):
 
 def poisoned(cache, used: list[np.ndarray]):
     """1e4 in every slot that is not used; `used` counts those of each layer's rows."""
-    lengths, keys, values = cache.lengths, [], []
     for layer, count in enumerate(used):
-        unused = np.arange(lengths[layer])[None] >= count[:, None]
-        for arrays, array in zip((keys, values), slots_of(cache, layer), strict=True):
-            array[unused] = 1e4
-            arrays.append(array)
-    if cache.stacked:
-        both = [jnp.asarray(np.concatenate([array.swapaxes(0, 1) for array in arrays])) for arrays in (keys, values)]
-    else:
-        both = [tuple(jnp.asarray(array.swapaxes(1, 2)) for array in arrays) for arrays in (keys, values)]
-    return dataclasses.replace(cache, keys=both[0], values=both[1])
+        keys, values = slots_of(cache, layer)
+        unused = np.arange(cache.lengths[layer])[None] >= count[:, None]
+        keys[unused] = values[unused] = 1e4
+        cache = cache.write(layer, 0, jnp.asarray(keys), jnp.asarray(values))
+    return cache
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=KINDS)

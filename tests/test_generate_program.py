@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -14,10 +15,10 @@ import tokenizers
 from tiny_models import tiny_lm
 
 import skipjax
-from skipjax import main
+from skipjax import display, main
 from skipjax.adaptive import AdaptiveThreshold
 from skipjax.checkpoint import save
-from skipjax.display import colour_by_depth, depth_line, records, report, timed, token_pieces
+from skipjax.display import colour_by_depth, costs, depth_line, in_turn, records, show, timed, token_pieces
 from skipjax.generation import generate
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Free, Full, SkipDecode
@@ -223,8 +224,10 @@ def test_depths_are_shown_as_runs_and_shades():
 def test_the_report_says_what_tokens_did():
     lm, prompts = tiny_lm(num_layers=2), [[5, 6, 7], [8, 9]]
     lm.warned.update(method.static() for method in METHODS)
-    outs = timed(lm, prompts, METHODS, [None] * len(METHODS), max_new_tokens=5, stop_at_eos=False)
-    text = report(lm, ["5 6 7", "8 9"], METHODS, outs)
+    lines: list[str] = []
+    coming = in_turn(lm, prompts, METHODS, [None] * len(METHODS), max_new_tokens=5, stop_at_eos=False)
+    outs = show(lm, ["5 6 7", "8 9"], METHODS, coming, lines.append)
+    text = "\n".join([*lines, costs(lm, METHODS, outs)])
     assert outs[0].tokens.tolist() == outs[2].tokens.tolist()
     exact = outs[2].stats
     for line in [
@@ -236,8 +239,42 @@ def test_the_report_says_what_tokens_did():
     ]:
         assert line in text
     assert text.count("  exits: ") == 2
-    alone = report(lm, ["5 6 7", "8 9"], METHODS[1:2], outs[1:2])
+    alone = costs(lm, METHODS[1:2], outs[1:2])
     assert "measured run with full beside it, as in --method full,free, to compare" in alone
+    assert lines.index("5 6 7") < lines.index("8 9")
     (first, _) = records(["5 6 7", "8 9"], outs[1])
     assert first["text"] is None
     assert first["confidences"] == [None if np.isnan(one) else one for one in outs[1].confidences[0]]
+
+
+def test_the_first_text_does_not_wait_for_the_second_method():
+    lm, seen = tiny_lm(num_layers=2), []
+    out = generate(lm, [[5, 6, 7]], Full(), max_new_tokens=5)
+
+    def coming():
+        yield out
+        seen.append("second")
+        yield out
+
+    show(lm, ["5 6 7"], METHODS[:2], coming(), seen.append)
+    assert [line.split()[0] for line in seen if line] == ["5", "Full:", "second", "Free"]
+
+
+def test_timed_keeps_the_median_run_of_each_method():
+    out = generate(tiny_lm(num_layers=2), [[5, 6, 7]], Full(), max_new_tokens=5)
+    took = iter([3.0, 1.0, 5.0, 2.0, 4.0])
+
+    def run():
+        stats = dataclasses.replace(out.stats, decode_seconds=next(took))
+        return [dataclasses.replace(out, stats=stats)]
+
+    assert [one.stats.decode_seconds for one in timed(tiny_lm(num_layers=2), run)] == [3.0]
+
+
+def test_prompts_of_the_user_are_generated_once(model, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(display, "generate", lambda *given, **more: made.append(given[1]) or generate(*given, **more))
+    flags = ["--method", "full,free", "--shallow-layers", "2", "--buffer-size", "2", "--threshold", "0.9"]
+    status, _, _ = run(monkeypatch, capsys, "generate", "abc", "--model", model, *flags, "--max-new-tokens", "9")
+    assert status == 0
+    assert made == [["abc"], ["abc"]]

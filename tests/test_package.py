@@ -22,14 +22,15 @@ TRAINING_FLAGS = {
 }
 DEPTH_FLAGS = {"--speedup", "--max-depth", "--min-depth", "--warmup-layers", "--horizon"}
 FLAGS = {
-    "": {"--version"},
+    "": {"--version", "--compilation-cache"},
     "generate": DEPTH_FLAGS
     | {"--model", "--method", "--max-new-tokens", "--json", "--temperature", "--top-p", "--top-k", "--seed"}
     | {"--prompts-file", "--heads", "--shallow-layers", "--threshold", "--adaptive", "--adaptive-state", "--verify"},
     "calibrate": {"--model", "--heads", "--data", "--layers", "--confidence", "--agreement"},
     "convert": {"--to", "--dtype", "--check"},
     "evaluate": {"--model", "--data", "--prompt-template", "--target-column", "--method", "--speedup"},
-    "bench": {"--model", "--method", "--speedup", "--batch-size", "--json"},
+    "bench": {"--model", "--method", "--speedup", "--batch-size", "--against", "--plot", "--json"},
+    "compile": {"--shape", "--topology", "--method", "--speedup", "--batch-size", "--training", "--json"},
     "train": set(),
     "train full": TRAINING_FLAGS,
     "train skipdecode": TRAINING_FLAGS | DEPTH_FLAGS,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from tiny_models import tiny_config
 
 from skipjax.methods import Free, Full, SkipDecode, StaticExit
-from skipjax.plan import Plan, layer_groups, plan_from_depths
+from skipjax.plan import Plan, fewer_depths, layer_groups, plan_from_depths
 from skipjax.recorded import Recorded
 from skipjax.schedules import SHAPES, depth_at
 
@@ -90,6 +91,48 @@ def test_layers_of_a_plan_are_nested_and_end_with_the_last(warmup):
     assert sum(plan.kept) == sum(plan.depths)
 
 
+def every_cut(depths: list[int], most: int) -> list[list[int]]:
+    """All the ways to join neighbouring depths at the largest, by brute force."""
+    ways = []
+    for cuts in range(most):
+        for places in itertools.combinations(range(1, len(depths)), cuts):
+            begins = [0, *places, len(depths)]
+            ways.append([depths[a] for a, b in itertools.pairwise(begins) for _ in range(a, b)])
+    return ways
+
+
+def test_fewer_depths_adds_as_few_layers_as_can_be():
+    assert fewer_depths((8, 8, 7, 6, 5, 5, 5), 2) == [8, 8, 8, 8, 5, 5, 5]
+    for shape, horizon in itertools.product(SHAPES, (5, 13)):
+        depths = [depth_at(step, 9, 3, horizon, shape) for step in range(horizon)]
+        for most in (1, 2, 3, 4):
+            cut = fewer_depths(depths, most)
+            assert sum(cut) == min(map(sum, every_cut(depths, most)))
+            assert len(set(cut)) <= most
+            assert all(new >= old for new, old in zip(cut, depths, strict=True))
+            assert all(later <= earlier for earlier, later in itertools.pairwise(cut))
+        assert fewer_depths(depths, len(set(depths))) == depths
+
+
+def test_segments_of_a_schedule():
+    exact = SkipDecode(16, 8, horizon=64)
+    assert len(exact.plan(24, 63).segments) == 9
+    for most, segments in [(1, 1), (3, 3), (9, 9), (50, 9)]:
+        cut = dataclasses.replace(exact, max_segments=most).plan(24, 63)
+        assert len(cut.segments) == segments
+        assert (cut == exact.plan(24, 63)) == (most >= 9)
+    assert set(SkipDecode(16, 8, horizon=64, max_segments=1).plan(24, 63).depths) == {16}
+    assert SkipDecode.for_speedup(2, num_layers=24, max_segments=3) == SkipDecode(16, 8, max_segments=3)
+
+
+@pytest.mark.parametrize("most", [None, 1, 3])
+def test_the_depth_of_a_step_does_not_depend_on_how_many_there_are(most):
+    """A smaller budget reuses a larger one's program, and training sees batches of several lengths."""
+    method = SkipDecode(9, 4, horizon=12, max_segments=most)
+    longest = method.plan(10, 30).depths
+    assert all(method.plan(10, steps).depths == longest[:steps] for steps in (0, 1, 7, 12, 13, 20))
+
+
 def test_layer_groups_join_equal_neighbours():
     assert layer_groups((0, 0, 5, 5, 0)) == [((0, 2), 0), ((2, 4), 5), ((4, 5), 0)]
 
@@ -103,6 +146,7 @@ def test_layer_groups_join_equal_neighbours():
         ({"max_depth": True, "min_depth": 2}, "max_depth must be an integer of at least 2, got True"),
         ({"max_depth": 4, "min_depth": 2, "warmup_layers": -1}, "warmup_layers must be an integer of at least 0"),
         ({"max_depth": 4, "min_depth": 2, "horizon": 0}, "horizon must be an integer of at least 1, got 0"),
+        ({"max_depth": 4, "min_depth": 2, "max_segments": 0}, "max_segments must be an integer of at least 1, got 0"),
         ({"max_depth": 4, "min_depth": 2, "shape": "lineer"}, "did you mean 'linear'"),
     ],
 )
@@ -132,6 +176,24 @@ def test_recorded_method_covers_what_it_was_trained_for():
     assert all(one.covers(Full(), 12) for one in (single, drawn, full))
     for one in (single, drawn, full):
         assert Recorded.from_json(one.to_json()) == one
+
+
+def test_recorded_schedules_cover_their_cuts_but_not_the_other_way():
+    exact, cut = SkipDecode(8, 4, horizon=48), SkipDecode(8, 4, horizon=48, max_segments=3)
+    assert Recorded(exact).covers(cut, 12)
+    assert not Recorded(cut).covers(exact, 12)
+    assert not Recorded(exact).covers(dataclasses.replace(cut, horizon=24), 12)
+    drawn, three = Recorded(exact, (1.0, 3.0)), SkipDecode.for_speedup(3, num_layers=12, horizon=48, max_segments=3)
+    assert drawn.covers(three, 12)
+    assert Recorded(cut, (1.0, 3.0)).covers(three, 12)
+    assert not Recorded(cut, (1.0, 3.0)).covers(dataclasses.replace(three, max_segments=None), 12)
+
+
+def test_records_from_before_segments_could_be_joined_load():
+    old = {name: value for name, value in GOOD.items() if name != "max_segments"}
+    assert Recorded.from_json(old).method == SkipDecode(8, 4, horizon=48)
+    cut = Recorded(SkipDecode(8, 4, horizon=48, max_segments=3))
+    assert Recorded.from_json(cut.to_json()) == cut
 
 
 def test_recorded_exits_go_with_any_method():

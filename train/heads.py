@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from skipjax.language_model import LanguageModel
 
 
-@with_flags()
+@with_flags(without=("init", "tokenizer"))  # exits are trained for the weights of --model, which stay as they are
 def heads(
     run: flags.RunFlags,
     layers: Annotated[
@@ -41,8 +41,6 @@ def heads(
     from .build import start
 
     chosen = settings.numbers("--layers", layers, int)
-    if run.init is not None:
-        raise ValueError("--init cannot be given: exits are trained for the weights of --model, which stay as they are")
     base = run.model
     if base is None:
         raise ValueError("--model must be given: exits are trained for its weights, which stay as they are")

@@ -30,6 +30,10 @@ def skipdecode(
         int | None, typer.Option(help="Decode steps over which the depth falls.", show_default="longest target")
     ] = None,
     shape: Annotated[str, typer.Option(help="How the depth falls: linear, cosine, step or constant.")] = "linear",
+    max_segments: Annotated[
+        int | None,
+        typer.Option(help="At most so many different depths, which compiles faster.", show_default="all"),
+    ] = None,
 ) -> None:
     """Fine-tune for a SkipDecode schedule, or several.
 
@@ -54,5 +58,6 @@ def skipdecode(
             warmup_layers=warmup_layers,
             horizon=longest if horizon is None else horizon,
             shape=shape,
+            max_segments=max_segments,
         ),
     )

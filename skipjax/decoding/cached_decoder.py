@@ -142,6 +142,7 @@ class CachedDecoder:
         bias = None if where.bias is None else where.bias[..., :length]
         return attention(
             *(query, keys, values, where.allowed[:, :, :length], cache.layout),
+            stacked=cache.stacked,
             scaled=self.config.scale_attention,
             bias=bias,
         )
@@ -150,8 +151,8 @@ class CachedDecoder:
         assert self.source is not None
         memory, allowed = self.source.memory, self.source.allowed
         keys, values = memory.read(layer, allowed.shape[-1])
-        scaled = self.config.scale_attention
-        return lambda cross, query: attention(query, keys, values, allowed, memory.layout, scaled=scaled)
+        how = {"stacked": memory.stacked, "scaled": self.config.scale_attention}
+        return lambda cross, query: attention(query, keys, values, allowed, memory.layout, **how)
 
     def _positions(self, slot: jax.Array, length: int) -> jax.Array:
         return jnp.maximum(_columns(slot, length) - self.padding[:, None], 0)

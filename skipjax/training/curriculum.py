@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -103,19 +102,27 @@ def skipdecode(
     warmup_layers: int = 1,
     horizon: int,
     shape: str = "linear",
+    max_segments: int | None = None,
 ) -> Curriculum:
     """The schedule for one speed-up or one pair of depths, or those of a range of speed-ups.
 
     A range becomes the schedules of its two ends and of the whole numbers between them, all with the same warm-up
-    layers, horizon and shape: 1 to 3.5 trains 1x, 2x, 3x and 3.5x. Each is a compiled program per batch shape. The
-    checkpoint records 2x as its own method where the range holds it, else the highest.
+    layers, horizon, shape and segments: 1 to 3.5 trains 1x, 2x, 3x and 3.5x. Each is a compiled program per batch
+    shape. The checkpoint records 2x as its own method where the range holds it, else the highest.
     Raises ValueError for depths the model cannot have.
     """
     check_depth_flags(speedup, max_depth, min_depth, speedup_range)
     num_layers = config.num_layers
-    for_speedup = functools.partial(
-        SkipDecode.for_speedup, num_layers=num_layers, warmup_layers=warmup_layers, horizon=horizon, shape=shape
-    )
+    alike: dict[str, Any] = {
+        "warmup_layers": warmup_layers,
+        "horizon": horizon,
+        "shape": shape,
+        "max_segments": max_segments,
+    }
+
+    def for_speedup(target: float) -> SkipDecode:
+        return SkipDecode.for_speedup(target, num_layers=num_layers, **alike)
+
     if speedup_range is not None:
         low = checks.real("speedup_range", speedup_range[0], 1.0)
         high = checks.real("speedup_range", speedup_range[1], low, above=True)
@@ -128,7 +135,7 @@ def skipdecode(
     else:
         assert max_depth is not None
         assert min_depth is not None
-        method = SkipDecode(max_depth, min_depth, warmup_layers, horizon, shape)
+        method = SkipDecode(max_depth, min_depth, **alike)
     method.check(config)
     return _by_depth((method,), num_layers, Recorded(method))
 

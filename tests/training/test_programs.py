@@ -187,7 +187,6 @@ FAULTS = {
         (*FREE, "--shallow-layers", 1, "--distillation", "dyn"),
         "distillation must be one of 'dyna', 'unif', 'last', 'none', got 'dyn' (did you mean 'dyna'?)",
     ),
-    "fresh exits": (("heads", *FULL[1:], *FRESH, "--layers", 1, "--norm"), "--init cannot be given: exits are trained"),
     "no numbers": (
         ("heads", *FULL[1:], "--model", "x", "--layers", "1;2"),
         "--layers must be whole numbers separated by commas, got '1;2'",
