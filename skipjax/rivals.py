@@ -53,8 +53,8 @@ class Transformers:
 
     def __init__(self, lm: LanguageModel) -> None:
         check_installed()
-        # Read when torch is first imported. Its threads otherwise spin while they wait for each other, which on a machine
-        # that does anything else besides was seen to make it ten times slower, and the comparison worthless.
+        # Read when torch is first imported. Its threads otherwise spin while they wait for each other, which beside any
+        # other work was seen to make it ten times slower, and the comparison worthless.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         import torch
         import transformers
