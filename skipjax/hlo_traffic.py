@@ -75,6 +75,7 @@ class _Instruction:
       branches: computations of a conditional.
       literal: what stands between the parentheses: the index of a parameter, the value of a constant.
       index: of a get-tuple-element.
+      trips: of a loop, where XLA says it.
     """
 
     name: str
@@ -85,6 +86,7 @@ class _Instruction:
     branches: tuple[str, ...]
     literal: str
     index: int
+    trips: int | None
 
     @functools.cached_property
     def arrays(self) -> list[_Array]:
@@ -218,7 +220,10 @@ class Program:
         return written
 
     def _trips(self, loop: _Instruction, inside: _Computation) -> int:
-        """How often a loop runs that counts one element of its state up to a constant."""
+        """How often a loop runs: as XLA says, or as follows from its counting one element of its state up to a constant
+        (XLA:TPU does not say)."""
+        if loop.trips is not None:
+            return loop.trips
         test, body = self._computations[loop.called["condition"]], self._computations[loop.called["body"]]
         compared = [test.instructions[name] for name in test.root.operands]
         if test.root.opcode == "compare" and len(compared) == 2 and compared[0].opcode == "get-tuple-element":
@@ -283,6 +288,7 @@ def _instruction(name: str, rest: str) -> _Instruction:
     inner, attributes = rest[: end - 1], rest[end:].split(", metadata={")[0].split(", backend_config={")[0]
     branches = [one for found in _BRANCHES.findall(attributes) for one in re.findall(r"%([\w.\-]+)", "".join(found))]
     index = re.search(r"\bindex=(\d+)", attributes)
+    trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', rest[end:])
     return _Instruction(
         name=name,
         shape=shape,
@@ -292,6 +298,7 @@ def _instruction(name: str, rest: str) -> _Instruction:
         branches=tuple(branches),
         literal=inner,
         index=int(index[1]) if index else -1,
+        trips=int(trips[1]) if trips else None,
     )
 
 
