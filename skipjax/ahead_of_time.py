@@ -101,7 +101,8 @@ class CompiledProgram:
     Attributes:
       name: "prefill", "decode" or "train step".
       compile_seconds: of XLA, tracing left out.
-      needed: what it cannot do without, unpadded: weights and the plan's cache, or the state of training.
+      needed: what has to be there, unpadded: weights and the plan's cache of a generation (decode alone is given no
+        encoder's weights), or the state of training.
       arguments: what it is given, as laid out on the device.
       temporaries: the most that it needs besides.
       outputs: what it returns; aliased: those of them that take the place of arguments.

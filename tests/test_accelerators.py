@@ -20,7 +20,7 @@ from skipjax.ahead_of_time import Sizes
 from skipjax.attention import attention
 from skipjax.cache import KVCache
 from skipjax.generation import make_request
-from skipjax.methods import Calm, Free, Full, Method, SkipDecode, StaticExit
+from skipjax.methods import Calm, Free, Full, SkipDecode
 from skipjax.prompts import pad_left
 from skipjax.sampling import Sampling
 
@@ -187,11 +187,10 @@ def test_no_second_copy_of_weights_or_cache_and_no_bytes_beyond_the_plan(shape, 
 
 
 @needs_libtpu
-@pytest.mark.parametrize("method", [Free(6, 0.9), StaticExit(6)], ids=["free", "static exit"])
-def test_an_encoder_decoder_model_compiles(method: Method):
-    compiled = ahead_of_time.compile_generation(
-        shapes.shape_config("t5-small") if isinstance(method, StaticExit) else shapes.shape_config("t5-base"),
-        *(method, ahead_of_time.tpu("v5e:2x2"), Sizes(prompt_length=128, max_new_tokens=32)),
-    )
-    assert compiled.decode.aliased >= compiled.cache / 2
-    assert compiled.decode.ratio <= 1.15
+def test_free_with_an_encoder_keeps_no_second_copy_either():
+    config, sizes = shapes.shape_config("t5-base"), Sizes(prompt_length=128, max_new_tokens=32)
+    compiled = ahead_of_time.compile_generation(config, Free(6, 0.9), ahead_of_time.tpu("v5e:2x2"), sizes)
+    assert compiled.segments == ()  # how deep a step goes is not known
+    assert compiled.decode.temporaries <= 0.1 * compiled.cache
+    # The decoder's own keys and values are updated in place; those of the source only read.
+    assert compiled.decode.aliased >= compiled.cache * 32 / (128 + 32)
