@@ -1,4 +1,4 @@
-"""Checks that the device of this machine decodes as the CPU does, and times it: about three minutes on a GPU.
+"""Checks that the device of this machine decodes as the CPU does, and times it.
 
 python tests/check_device.py
 python tests/check_device.py --golden GOLDEN_FOLDER --shape llama-3.2-1b
