@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike
 
 from skipjax import checks
 from skipjax.json_files import read_json, write_json
+from skipjax.pictures import new_figure
 
 FIRST_THRESHOLD = 0.9
 """The threshold before the first fit."""
@@ -253,13 +254,7 @@ class AdaptiveThreshold:
 
         Raises ValueError if matplotlib is not installed or does not know the format.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
-            raise ValueError(
-                "plot needs matplotlib, which is not installed: pip install 'skipjax[plot]' brings it"
-            ) from None
-        figure = Figure(figsize=(8, 7), layout="constrained")
+        figure = new_figure(8, 7)
         figure.suptitle(f"Adaptive threshold {self.threshold:.3f}\n{self.reason}", fontsize="medium")
         upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
         self._plot_components(upper)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from skipjax import checks, decoder, programs
+from skipjax import decoder, programs
+from skipjax.bench import Workload
 from skipjax.cache import KVCache
 from skipjax.config import ModelConfig
 from skipjax.decoding.scheduled import Scheduled
@@ -59,33 +60,19 @@ def tpu(topology: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(Workload):
     """What a program is compiled for.
 
     Attributes:
-      dtype: of the weights; in training, whose weights are float32, of the arithmetic.
       batch_size, prompt_length: rows, and tokens of each prompt (of each source, for an encoder-decoder model).
       max_new_tokens: tokens to generate, or of each target.
+      dtype: of the weights; in training, whose weights are float32, of the arithmetic.
     """
 
-    dtype: Any = jnp.bfloat16
     batch_size: int = 8
     prompt_length: int = 384
     max_new_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        checks.integer("batch_size", self.batch_size, 1)
-        checks.integer("prompt_length", self.prompt_length, 1)
-        checks.integer("max_new_tokens", self.max_new_tokens, 2)
-
-    def check(self, config: ModelConfig) -> None:
-        """Raises ValueError if they do not fit a model."""
-        longest = config.max_positions
-        if longest is not None and self.prompt_length + self.max_new_tokens > longest:
-            raise ValueError(
-                f"prompt_length + max_new_tokens must be at most the model's {longest} positions,"
-                f" got {self.prompt_length} + {self.max_new_tokens}"
-            )
+    dtype: Any = jnp.bfloat16
 
     def in_buckets(self) -> Sizes:
         """Batch size and prompt length rounded up as `skipjax.generate` does."""

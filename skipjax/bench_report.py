@@ -9,6 +9,7 @@ from typing import Any
 
 from skipjax.account import exit_columns
 from skipjax.bench import Measurement, Workload
+from skipjax.pictures import new_figure
 from skipjax.settings import Setting
 from skipjax.tables import markdown
 
@@ -87,15 +88,9 @@ def plot(measurements: Sequence[Measurement], path: str | Path) -> None:
 
     Raises ValueError if matplotlib is not installed or does not know the format.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "plot needs matplotlib, which is not installed: pip install 'skipjax[plot]' brings it"
-        ) from None
     groups = list(_by_workload(measurements))
     heights = [1.2 + 0.45 * len(these) for _, these in groups]
-    figure = Figure(figsize=(11, max(sum(heights), 1.0)), layout="constrained")
+    figure = new_figure(11, max(sum(heights), 1.0))
     if groups:
         charts = figure.subplots(len(groups), 2, squeeze=False, sharey="row", height_ratios=heights)
         for (workload, these), (left, right) in zip(groups, charts, strict=True):
