@@ -50,6 +50,29 @@ def initial_scale(config: ModelConfig, in_size: int, part: str) -> float:
     return INITIAL_SCALE / ((2 * config.num_layers) ** 0.5 if part == "residual" else 1.0)
 
 
+_FEW_ROWS = 64  # up to so many rows a product is read by XLA:CPU in place only with the matrix first
+
+
+def product(x: jax.Array, weight: jax.Array, dtype: Any = None) -> jax.Array:
+    """x [..., I] times weight [O, I], transposed: [..., O], in `dtype` (of x if left out).
+
+    XLA:CPU packs the second of two matrices before it multiplies, which for a few rows is most of the work where that
+    is the weight. So the weight comes first there, and the barrier keeps XLA from turning the product round again.
+    """
+
+    def rows_first(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.einsum("...i,oi->...o", x, weight, preferred_element_type=dtype)
+
+    def weight_first(x: jax.Array, weight: jax.Array) -> jax.Array:
+        rows = x.reshape(-1, x.shape[-1])
+        columns = jax.lax.dot_general(weight, rows, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
+        return jax.lax.optimization_barrier(columns).T.reshape(*x.shape[:-1], -1)
+
+    if 1 < x.size // x.shape[-1] <= _FEW_ROWS:
+        return jax.lax.platform_dependent(x, weight, cpu=weight_first, default=rows_first)
+    return rows_first(x, weight)
+
+
 class Linear(nnx.Module):
     """y = x W^T + b with W [out, in]."""
 
@@ -58,7 +81,7 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(out_size)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = jnp.einsum("...i,oi->...o", x, self.weight[...])
+        y = product(x, self.weight[...])
         return y if self.bias is None else y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
 
 
@@ -227,7 +250,7 @@ class Ends(nnx.Module):
         if self.project_out is not None:
             h = self.project_out(h)
         weight = self.tokens[...] if self.head is None else self.head.weight[...]
-        return jnp.einsum("...e,ve->...v", h, weight, preferred_element_type=jnp.float32)
+        return product(h, weight, jnp.float32)
 
 
 class EncoderEnds(nnx.Module):
