@@ -28,7 +28,7 @@ from skipjax.hlo_traffic import Program
 from skipjax.methods import Free, Full, Method, SkipDecode
 from skipjax.prompts import bucket, pad_left
 from skipjax.sampling import Sampling
-from skipjax.traffic import DecodeTraffic
+from skipjax.traffic import DecodeTraffic, nbytes
 
 # libtpu asks the cloud's metadata server about the machine it expects to run on, unless it is told.
 _ENVIRONMENT = {
@@ -161,7 +161,7 @@ def compile_generation(config: ModelConfig, method: Method, device: Any, sizes: 
     params = place(decoder.abstract_params(config, sizes.dtype, "scanned"))
     strategy, (prefill, decode) = lower_generation(config, method, params, sizes, place)
     source, state = prefill.out_info
-    weights = _nbytes(params)
+    weights = nbytes(params)
     cache = _kept_bytes(config, state.cache) + (0 if source is None else _kept_bytes(config, source.memory))
     of_prefill, _ = _compiled("prefill", prefill, weights + cache)
     of_decode, executable = _compiled("decode", decode, weights + cache)
@@ -226,7 +226,7 @@ def compile_training(
         lengths=np.zeros(sizes.batch_size, np.int32),
     )
     options = StepOptions(config, objective, np.dtype(sizes.dtype).name, rematerialise)
-    return _compiled("train step", train_step.lower(state, place(batch), options, settings), _nbytes(state))[0]
+    return _compiled("train step", train_step.lower(state, place(batch), options, settings), nbytes(state))[0]
 
 
 def _compiled(name: str, lowered: Any, needed: int) -> tuple[CompiledProgram, Any]:
@@ -253,7 +253,3 @@ def _abstract(device: Any, tree: Any) -> Any:
     """Shapes and dtypes of a tree's arrays, on the device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))

@@ -53,9 +53,6 @@ class Transformers:
 
     def __init__(self, lm: LanguageModel) -> None:
         check_installed()
-        # Read when torch is first imported. Its threads otherwise spin while they wait for each other, which beside any
-        # other work was seen to make it ten times slower, and the comparison worthless.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         import torch
         import transformers
 

@@ -65,9 +65,9 @@ class DecodeTraffic:
         """Bytes of one decoder layer's parameters that a step reads. Projections of an encoder's states to keys and
         values belong to the prompt pass."""
         block = self._params["layers"][0]
-        total = _nbytes(block)
+        total = nbytes(block)
         if "cross_attention" in block:
-            total -= _nbytes([block["cross_attention"][name] for name in ("key", "value")])
+            total -= nbytes([block["cross_attention"][name] for name in ("key", "value")])
         return total
 
     @functools.cached_property
@@ -75,7 +75,7 @@ class DecodeTraffic:
         """Bytes of what a layer's keys and values are projected with alone (CALM, for layers that it skips)."""
         block = self._params["layers"][0]
         parts = [block["attention"]["key"], block["attention"]["value"]]
-        return _nbytes([*parts, block["attention_norm"]] if self.config.norm_before else parts)
+        return nbytes([*parts, block["attention_norm"]] if self.config.norm_before else parts)
 
     def head(self, exit_layer: int) -> int:
         """Bytes of what gives logits after `exit_layer` layers: a final norm and the LM head, which is the token
@@ -83,7 +83,7 @@ class DecodeTraffic:
         ends = self._params["ends"]
         own = self._params.get("exits", {}).get(str(exit_layer), {}) if exit_layer < self.config.num_layers else {}
         shared = [ends["tokens"] if self.config.tied else ends["head"], ends.get("project_out")]
-        return _nbytes([*shared, own, None if "norm" in own else ends.get("final_norm")])
+        return nbytes([*shared, own, None if "norm" in own else ends.get("final_norm")])
 
     @functools.cached_property
     def embedding(self) -> int:
@@ -91,7 +91,7 @@ class DecodeTraffic:
         embeddings, and the table of relative positions."""
         config, ends = self.config, self._params["ends"]
         row = config.embed_size + (config.hidden_size if config.learned_positions else 0)
-        return self.batch * row * self._itemsize + _nbytes([ends.get("project_in"), ends.get("relative_bias")])
+        return self.batch * row * self._itemsize + nbytes([ends.get("project_in"), ends.get("relative_bias")])
 
     def keys_and_values(self, columns: int) -> int:
         """Bytes of the keys and values of `columns` columns of the whole batch in one layer."""
@@ -172,7 +172,8 @@ class DecodeTraffic:
         return np.dtype(self.dtype).itemsize
 
 
-def _nbytes(tree: Any) -> int:
+def nbytes(tree: Any) -> int:
+    """Of all arrays of a tree, or of what only has their shapes and dtypes."""
     return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(tree))
 
 
