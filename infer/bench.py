@@ -93,7 +93,7 @@ def bench(
         lm = shapes.random_model(config, dtype=model.dtype, execution=model.execution)
     else:
         lm = model.load(methods)
-        asked = methods.settings(lm.config, flags.recorded_method(lm))
+        asked = methods.settings(lm.config, *flags.recorded_methods(lm))
         for workload in workloads:
             workload.check(lm.config)
     opponent = None if against is None else rivals.Transformers(lm)

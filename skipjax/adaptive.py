@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from skipjax import checks
 from skipjax.json_files import read_json, write_json
-from skipjax.pictures import new_figure
+from skipjax.pictures import new_figure, save_figure, tidy
 
 FIRST_THRESHOLD = 0.9
 """The threshold before the first fit."""
@@ -252,7 +252,7 @@ class AdaptiveThreshold:
     def plot(self, path: str | Path) -> None:
         """Draws the pairs, the components and how the threshold follows from them; the path's suffix says the format.
 
-        Raises ValueError if matplotlib is not installed or does not know the format.
+        Raises ValueError if matplotlib is not installed or does not know the format, or there is no such folder.
         """
         figure = new_figure(8, 7)
         figure.suptitle(f"Adaptive threshold {self.threshold:.3f}\n{self.reason}", fontsize="medium")
@@ -261,12 +261,11 @@ class AdaptiveThreshold:
         self._plot_posterior(lower)
         for axes in (upper, lower):
             axes.axvline(self.threshold, color="black", linewidth=1.5, label=f"threshold {self.threshold:.3f}")
-            axes.grid(alpha=0.25)
-            axes.set_axisbelow(True)
+            tidy(axes)
         upper.legend(loc="upper left", bbox_to_anchor=(0, -0.03), ncols=3, fontsize="small", frameon=False)
         lower.legend(loc="best", fontsize="small")
         lower.set(xlabel="confidence of the shallow layers, x", xlim=(0, 1))
-        figure.savefig(path, dpi=150)
+        save_figure(figure, path)
 
     def _plot_components(self, axes: Any) -> None:
         """The histogram of each class and its component's density, with the infinite ends of densities cut off."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from skipjax.account import exit_columns
 from skipjax.bench import Measurement, Workload
-from skipjax.pictures import new_figure
+from skipjax.pictures import new_figure, save_figure, tidy
 from skipjax.settings import Setting
 from skipjax.tables import markdown
 
@@ -86,7 +86,7 @@ def plot(measurements: Sequence[Measurement], path: str | Path) -> None:
     the speed-ups aimed at, realised and measured. The path's suffix says the format. Without measurements the picture
     is empty, which shows whether it can be written.
 
-    Raises ValueError if matplotlib is not installed or does not know the format.
+    Raises ValueError if matplotlib is not installed or does not know the format, or there is no such folder.
     """
     groups = list(_by_workload(measurements))
     heights = [1.2 + 0.45 * len(these) for _, these in groups]
@@ -97,7 +97,7 @@ def plot(measurements: Sequence[Measurement], path: str | Path) -> None:
             _draw_steps(left, these)
             _draw_speedups(right, these)
             left.set_title(_title(workload), loc="left", fontsize="medium")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)
 
 
 def _draw_steps(axes: Any, measurements: Sequence[Measurement]) -> None:
@@ -115,7 +115,7 @@ def _draw_steps(axes: Any, measurements: Sequence[Measurement]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms per decode step")
     axes.legend(loc="best", fontsize="small")
-    _tidy(axes)
+    _from_zero(axes)
 
 
 def _draw_speedups(axes: Any, measurements: Sequence[Measurement]) -> None:
@@ -131,10 +131,9 @@ def _draw_speedups(axes: Any, measurements: Sequence[Measurement]) -> None:
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel("times as fast as full depth")
     axes.legend(loc="best", fontsize="small")
-    _tidy(axes)
+    _from_zero(axes)
 
 
-def _tidy(axes: Any) -> None:
-    axes.grid(axis="x", alpha=0.25)
-    axes.set_axisbelow(True)
+def _from_zero(axes: Any) -> None:
+    tidy(axes, grid="x")
     axes.set_xlim(left=0)

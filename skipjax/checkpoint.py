@@ -10,6 +10,7 @@ killed at any moment leaves either the old or the new.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import shutil
@@ -26,6 +27,7 @@ from skipjax.config import ModelConfig
 from skipjax.decoder import Execution, Params, abstract_params, execution_of, stack_layers, unstack_layers
 from skipjax.json_files import read_json, write_json
 from skipjax.language_model import LanguageModel
+from skipjax.methods import Full, Method
 from skipjax.recorded import Recorded
 from skipjax.tokenizer import Tokenizer
 
@@ -125,6 +127,21 @@ def restore(directory: str | Path, dtype: Any = "float32", execution: Execution 
     if execution == "scanned":
         params = stack_layers(params)
     return LanguageModel(config, params, tokenizer, recorded)
+
+
+def recommend(directory: str | Path, method: Method) -> None:
+    """Writes into a checkpoint of `save` or of training that `method` is the one to decode with by default; what its
+    weights were trained for stays. One that records nothing counts as trained for full depth.
+
+    Raises as `restore`.
+    """
+    path = Path(directory).absolute() / DESCRIPTION
+    description = read_json(path)
+    check_version(path, description)
+    before = description.get("recorded")
+    recorded = Recorded(Full()) if before is None else Recorded.from_json(before)
+    described = dataclasses.replace(recorded, recommended=method)
+    write_json(path, {**description, "recorded": described.to_json()})
 
 
 def check_version(path: Path, description: dict[str, Any]) -> None:

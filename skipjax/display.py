@@ -20,7 +20,7 @@ from skipjax.tokenizer import Tokenizer
 _REPEATS = 5
 
 # 256-colour codes from shallow (bright green) to full depth (dim white).
-_SHADES = (46, 82, 118, 154, 190, 226, 220, 214, 208, 250)
+SHADES = (46, 82, 118, 154, 190, 226, 220, 214, 208, 250)
 _RESET = "\x1b[0m"
 
 
@@ -33,11 +33,16 @@ def token_pieces(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
     return pieces
 
 
+def shade_of(depth: int, num_layers: int) -> int:
+    """Which of `SHADES` a depth from 1 to `num_layers` has; only full depth has the last."""
+    return depth * (len(SHADES) - 1) // num_layers
+
+
 def colour_by_depth(pieces: list[str], depths: Iterable[int], num_layers: int) -> str:
     """The text with one terminal colour per depth, in layers."""
     shaded = []
     for piece, depth in zip(pieces, depths, strict=True):
-        shade = _SHADES[int(depth) * (len(_SHADES) - 1) // num_layers]
+        shade = SHADES[shade_of(int(depth), num_layers)]
         shaded.append(f"\x1b[38;5;{shade}m{piece}")
     return "".join(shaded) + _RESET
 
@@ -63,6 +68,27 @@ def records(prompts: Sequence[str], out: Generation) -> list[dict[str, Any]]:
         }
         for index, prompt in enumerate(prompts)
     ]
+
+
+def shaded_texts(
+    lm: LanguageModel, prompts: Sequence[str], labels: Sequence[str], outs: Sequence[Generation]
+) -> list[dict[str, Any]]:
+    """One object per prompt, as `skipjax.pages.write_texts` takes them, with the text and tokens of each label's
+    generation. Needs a tokenizer."""
+    assert lm.tokenizer is not None, "a prompt in words has one"
+    samples = []
+    for index, prompt in enumerate(prompts):
+        texts, tokens = {}, {}
+        for label, out in zip(labels, outs, strict=True):
+            assert out.texts is not None, "there is a tokenizer"
+            length = out.lengths[index]
+            texts[label] = out.texts[index]
+            tokens[label] = {
+                "pieces": token_pieces(lm.tokenizer, out.tokens[index, :length]),
+                "depths": out.depths[index, :length].tolist(),
+            }
+        samples.append({"prompt": prompt, "references": [], "texts": texts, "tokens": tokens})
+    return samples
 
 
 def in_turn(

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from skipjax import checks
-from skipjax.account import Exits, exit_columns, seconds_per_step
+import numpy as np
+
+from skipjax import checks, metrics, perplexity, training
+from skipjax.account import Exits, seconds_per_step
 from skipjax.adaptive import AdaptiveThreshold
+from skipjax.display import token_pieces
+from skipjax.evaluation_log import Entry, EvaluationLog, request
 from skipjax.generation import Generation, generate, warn_if_untrained
 from skipjax.language_model import LanguageModel
+from skipjax.metrics import Interval, Score
+from skipjax.perplexity import References
 from skipjax.prompts import encode_prompts
 from skipjax.sampling import Sampling
 from skipjax.settings import Setting, against_full
-from skipjax.tables import markdown
+
+SHADED = 20  # so many first inputs keep the depths of their tokens for reading
+
+ALWAYS = ("rougeL", "bleu")
+"""Metrics that every result has, whatever else was asked for: ROUGE-L is what the share of full quality is of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +38,41 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
+class Positions:
+    """By the position of a token in its text, from 0 to the longest - 1.
+
+    Attributes:
+      tokens: number of texts that are so long.
+      mean_depth: layers per token.
+      exit_share: of the tokens, how many left before the last layer; None for methods without exits.
+      confidence: mean over the tokens that have one, None where none has; None for methods without.
+    """
+
+    tokens: list[int]
+    mean_depth: list[float]
+    exit_share: list[float] | None
+    confidence: list[float | None] | None
+
+    @classmethod
+    def of(cls, outs: Sequence[Generation], *, exits: bool) -> Positions:
+        """Of batches that one method generated; `exits` says whether its tokens can leave early."""
+        longest = max(int(out.lengths.max()) for out in outs)
+        depths = np.concatenate([out.depths[:, :longest] for out in outs])
+        sure = np.concatenate([out.confidences[:, :longest] for out in outs]).astype(np.float64)
+        real = depths > 0  # pads have depth 0
+        tokens, known = real.sum(axis=0), (~np.isnan(sure)).sum(axis=0)
+        sums = np.nansum(sure, axis=0)
+        early = (real & (depths < outs[0].stats.num_layers)).sum(axis=0)
+        means = [float(total / count) if count else None for total, count in zip(sums, known, strict=True)]
+        return cls(
+            tokens=tokens.tolist(),
+            mean_depth=(depths.sum(axis=0) / tokens).tolist(),
+            exit_share=(early / tokens).tolist() if exits else None,
+            confidence=means if known.any() else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
     """One setting on all inputs.
 
@@ -36,14 +80,16 @@ class Result:
       setting: method and the speed-up asked for.
       num_layers: of the model's decoder.
       max_depth, min_depth: most and fewest layers of a decode step: of a schedule, or all and those that always run.
-      rouge_l, bleu: per cent.
+      scores: metrics by name; in JSON their values, and their intervals under the name with "_interval".
       target_speedup: layers / mean depth the method aims at.
       realised_speedup: layers / mean depth of all generated tokens, token 0 included.
       measured_speedup: seconds per decode step of full depth over this setting's, median over the batches, in each of
         which all settings run in turn; None if no batch needed a decode step.
       mean_depth: layers per generated token.
+      positions: depths, exits and confidences by position.
       exits: how tokens left before the last layer; in JSON its attributes stand beside those of the result.
       share_of_full: ROUGE-L over that of full depth; None if full depth has none.
+      share_of_full_interval: 95 % bootstrap interval over inputs, each with both of its texts; None if there is none.
       same_texts: share of inputs whose text is exactly that of full depth.
       inputs: number of prompts.
       tokens_per_second: generated tokens over `seconds`.
@@ -55,26 +101,41 @@ class Result:
     num_layers: int
     max_depth: int
     min_depth: int
-    rouge_l: float
-    bleu: float
+    scores: dict[str, Score]
     target_speedup: float
     realised_speedup: float
     measured_speedup: float | None
     mean_depth: float
+    positions: Positions
     exits: Exits
     share_of_full: float | None
+    share_of_full_interval: Interval | None
     same_texts: float
     inputs: int
     tokens_per_second: float
     seconds: float
     compile_seconds: float
 
+    @property
+    def speedup(self) -> float:
+        """The measured speed-up; the realised one where there was nothing to measure."""
+        return self.realised_speedup if self.measured_speedup is None else self.measured_speedup
+
     def to_json(self) -> dict[str, Any]:
-        """A flat object; ROUGE-L stands under "rougeL"."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        setting, exits = fields.pop("setting"), fields.pop("exits")
-        fields = {"rougeL" if name == "rouge_l" else name: value for name, value in fields.items()}
-        return {**setting.to_json(), **fields, **exits.to_json()}
+        """A flat object, but for "arguments" of the method and "positions"."""
+        flat: dict[str, Any] = {"label": self.setting.label, **self.setting.to_json()}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "scores":
+                for name, score in self.scores.items():
+                    flat |= {name: score.value, f"{name}_interval": score.interval and list(score.interval)}
+            elif field.name == "exits":
+                flat |= self.exits.to_json()
+            elif field.name == "positions":
+                flat["positions"] = dataclasses.asdict(self.positions)
+            elif field.name != "setting":
+                flat[field.name] = list(value) if isinstance(value, tuple) else value
+        return flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,57 +144,47 @@ class Evaluation:
 
     Attributes:
       inputs: in the order of the data.
+      metrics: names of those asked for.
       results: one per setting, full depth first.
       texts: per setting, the generated text of each input.
+      shaded: per setting, for the first `SHADED` inputs the pieces of text and depths of their tokens.
     """
 
     inputs: list[Input]
+    metrics: tuple[str, ...]
     results: list[Result]
     texts: list[list[str]]
+    shaded: list[list[dict[str, Any]]]
 
-    def table(self) -> str:
-        """The results as a Markdown table; with columns about exits if any setting has them."""
-        header = ["method", "depths", "ROUGE-L", "BLEU", "of full", "same texts", "target", "realised", "measured"]
-        about_exits, exit_cells = exit_columns([result.exits for result in self.results])
-        rows = []
-        for result, cells in zip(self.results, exit_cells, strict=True):
-            share, measured = result.share_of_full, result.measured_speedup
-            rows.append(
-                [
-                    result.setting.label,
-                    result.setting.depths_label(result.num_layers),
-                    f"{result.rouge_l:.1f}",
-                    f"{result.bleu:.1f}",
-                    "-" if share is None else f"{share:.1%}",
-                    f"{result.same_texts:.1%}",
-                    f"{result.target_speedup:.2f}x",
-                    f"{result.realised_speedup:.2f}x",
-                    "-" if measured is None else f"{measured:.2f}x",
-                    f"{result.mean_depth:.1f}",
-                    *cells,
-                    f"{result.tokens_per_second:.0f}",
-                    f"{result.seconds:.1f}",
-                ]
-            )
-        return markdown([*header, "mean depth", *about_exits, "tokens/s", "seconds"], rows)
-
-    def write(self, directory: str | Path) -> None:
-        """Writes results.json (a list, one object per setting), table.md, and samples.jsonl (one object per input:
-        prompt, references, and the text of each setting under its label)."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        results = json.dumps([result.to_json() for result in self.results], indent=2)
-        (directory / "results.json").write_text(results + "\n", encoding="utf-8")
-        (directory / "table.md").write_text(self.table() + "\n", encoding="utf-8")
+    def samples(self) -> list[dict[str, Any]]:
+        """One object per input: prompt, references, "texts" with that of each setting under its label, and for the
+        first inputs "tokens" with {"pieces", "depths"} under each label."""
         labels = [result.setting.label for result in self.results]
-        with (directory / "samples.jsonl").open("w", encoding="utf-8") as file:
-            for entry, *texts in zip(self.inputs, *self.texts, strict=True):
-                sample = {**dataclasses.asdict(entry), "texts": dict(zip(labels, texts, strict=True))}
-                file.write(json.dumps(sample, ensure_ascii=False) + "\n")
+        samples: list[dict[str, Any]] = [
+            {
+                "prompt": entry.prompt,
+                "references": list(entry.references),
+                "texts": dict(zip(labels, texts, strict=True)),
+            }
+            for entry, *texts in zip(self.inputs, *self.texts, strict=True)
+        ]
+        for sample, *tokens in zip(samples, *self.shaded, strict=False):
+            sample["tokens"] = dict(zip(labels, tokens, strict=True))
+        return samples
+
+    def fastest(self, share: float) -> Result:
+        """The result with the largest speed-up whose share of full quality is at least `share`.
+
+        Raises ValueError if full depth has no quality to take a share of.
+        """
+        keeping = [one for one in self.results if one.share_of_full is not None and one.share_of_full >= share]
+        if not keeping:
+            raise ValueError("recommend: full depth has a ROUGE-L of 0 on these inputs, there is nothing to keep")
+        return max(keeping, key=lambda one: one.speedup)
 
 
 def group(prompts: Sequence[str], targets: Sequence[str], limit: int | None = None) -> list[Input]:
-    """Inputs in order of first appearance: rows with the same prompt give one input with several references.
+    """Inputs in order of first appearance: pairs with the same prompt give one input with several references.
 
     Empty targets are no references, and prompts with no others are left out.
     Args:
@@ -158,13 +209,11 @@ def read_inputs(
     Args:
       data, split: as in `skipjax.training.load_rows`.
       prompt_template: prompt with {column} fields.
-      target_column: column with the references, one a row.
+      target_column: column with the references: one text a row, or several as in `skipjax.training.data.targets_of`.
       limit: keep the first `limit` different prompts.
     Raises:
       FileNotFoundError, ValueError: no such data, no rows, no such column, a limit below 1.
     """
-    from skipjax import training  # here, since it brings optax and orbax
-
     if limit is not None:
         checks.integer("limit", limit, 1)
     rows = training.load_rows(data, split=split)
@@ -176,9 +225,12 @@ def evaluate(
     inputs: Sequence[Input],
     settings: Sequence[Setting],
     *,
+    metric_names: Sequence[str] = metrics.DEFAULT,
+    bertscore_model: Path | None = None,
     batch_size: int = 16,
     max_new_tokens: int = 64,
     sampling: Sampling | None = None,
+    log: Path | None = None,
     progress: bool = False,
 ) -> Evaluation:
     """Generates for every input with full depth and with each of `settings`, and scores the texts.
@@ -190,15 +242,21 @@ def evaluate(
     turn, so that whatever else the machine does meets all of them alike.
 
     Args:
+      metric_names: keys of `skipjax.metrics.TITLES`; the results have those of `ALWAYS` as well.
+      bertscore_model: directory of the encoder for "bertscore".
       sampling: greedy if left out.
+      log: file that takes what is generated as it comes. What the same evaluation has written there before is not
+        generated again; the metrics may be others.
       progress: show a bar with the time left, if standard error is a terminal.
     Raises:
-      ValueError: no inputs, no tokenizer, a prompt that does not fit with `max_new_tokens`, a bad number.
+      ValueError: no inputs, no tokenizer, a prompt that does not fit with `max_new_tokens`, a bad number, an unknown
+        metric or one that cannot be computed here, a log of another evaluation.
     """
     from tqdm import tqdm
 
     checks.integer("batch_size", batch_size, 1)
     checks.integer("max_new_tokens", max_new_tokens, 1)
+    check_metrics(metric_names, bertscore_model)
     if not inputs:
         raise ValueError("inputs must hold at least one input, got none")
     if lm.tokenizer is None:
@@ -206,29 +264,70 @@ def evaluate(
     settings = against_full(settings)
     for setting in settings:
         setting.method.check(lm.config)
+    sampling = Sampling() if sampling is None else sampling
     rows = encode_prompts(lm, [entry.prompt for entry in inputs], max_new_tokens)
-    for setting in settings:  # now, not in the middle of the bar
-        warn_if_untrained(lm, setting.method.resolve(max_new_tokens))
+    references = None
+    if metrics.PERPLEXITY in metric_names:
+        references = References(lm, rows, [entry.references for entry in inputs])
+    asked = request(
+        *(lm, inputs, settings),
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        perplexity=references is not None,
+    )
     # Longest first: a batch that is too large for the memory shows at once.
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    runs = [(batch, place) for batch in batches for place in range(len(settings))]
     accounts = [_Account([""] * len(rows)) for _ in settings]
-    with tqdm(total=len(rows) * len(settings), unit="text", disable=None if progress else True) as bar:
-        for batch in batches:
-            prompts = [rows[index] for index in batch]
-            for setting, account in zip(settings, accounts, strict=True):
-                out = generate(
-                    *(lm, prompts, setting.method),
-                    max_new_tokens=max_new_tokens,
-                    sampling=sampling,
-                    adaptive_threshold=account.estimator,
-                )
-                account.add(batch, out)
-                bar.update(len(batch))
+    with EvaluationLog(log, asked, lm) as written:
+        if written.done < len(runs):
+            for setting in settings:  # now, not in the middle of the bar
+                warn_if_untrained(lm, setting.method.resolve(max_new_tokens))
+        known = sum(len(batch) for batch, _ in runs[: written.done])
+        with tqdm(
+            total=len(rows) * len(settings), initial=known, unit="text", disable=None if progress else True
+        ) as bar:
+            for batch, place in runs:
+                setting, account = settings[place], accounts[place]
+                entry = written.take(account.estimator)
+                if entry is None:
+                    out = generate(
+                        *(lm, [rows[index] for index in batch], setting.method),
+                        max_new_tokens=max_new_tokens,
+                        sampling=sampling,
+                        adaptive_threshold=account.estimator,
+                    )
+                    losses = None
+                    if references is not None:
+                        method = setting.method.resolve(max_new_tokens)
+                        losses = references.losses(lm, method, batch, batch_size)
+                    # An estimator holds the pairs of all batches before, so only the last one is kept.
+                    bare = dataclasses.replace(out, adaptive_threshold=None)
+                    entry = Entry(bare, out.adaptive_threshold, losses)
+                    written.append(entry, account.estimator)
+                    bar.update(len(batch))
+                account.add(batch, entry)
+    texts = [account.texts for account in accounts]
+    shaded = [account.shaded(lm) for account in accounts]
     results: list[Result] = []
     for setting, account in zip(settings, accounts, strict=True):
-        results.append(_result(lm, inputs, setting, account, accounts[0], results[0] if results else None))
-    return Evaluation(list(inputs), results, [account.texts for account in accounts])
+        scores = _scores(metric_names, bertscore_model, account, inputs)
+        results.append(_result(lm, setting, account, accounts[0], scores, results[0].scores if results else scores))
+    return Evaluation(list(inputs), tuple(metric_names), results, texts, shaded)
+
+
+def check_metrics(names: Sequence[str], bertscore_model: Path | None = None) -> None:
+    """Raises ValueError or FileNotFoundError unless all these metrics can be computed here."""
+    if not names:
+        raise ValueError("metric must name at least one metric, got none")
+    for name in names:
+        checks.choice("metric", name, metrics.TITLES)
+    if "bertscore" in names:
+        metrics.check_bertscore(bertscore_model)
+    elif bertscore_model is not None:
+        raise ValueError("--bertscore-model goes with --metric bertscore")
 
 
 @dataclasses.dataclass
@@ -238,27 +337,55 @@ class _Account:
     texts: list[str]
     outs: list[Generation] = dataclasses.field(default_factory=list)
     estimator: AdaptiveThreshold | None = None
+    losses: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
+    tokens: dict[int, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
-    def add(self, batch: Sequence[int], out: Generation) -> None:
+    def add(self, batch: Sequence[int], entry: Entry) -> None:
+        out = entry.out
         assert out.texts is not None, "there is a tokenizer"
-        for index, text in zip(batch, out.texts, strict=True):
-            self.texts[index] = text
-        self.estimator = out.adaptive_threshold
-        self.outs.append(dataclasses.replace(out, adaptive_threshold=None))  # each holds the pairs of all before
+        for row, index in enumerate(batch):
+            self.texts[index] = out.texts[row]
+            if index < SHADED:
+                length = out.lengths[row]
+                self.tokens[index] = out.tokens[row, :length], out.depths[row, :length]
+        self.losses |= dict(zip(batch, entry.losses or [], strict=False))
+        self.estimator = entry.learnt
+        self.outs.append(out)
+
+    def shaded(self, lm: LanguageModel) -> list[dict[str, Any]]:
+        """Pieces and depths of the tokens of the first inputs."""
+        assert lm.tokenizer is not None
+        return [
+            {"pieces": token_pieces(lm.tokenizer, tokens), "depths": depths.tolist()}
+            for _, (tokens, depths) in sorted(self.tokens.items())
+        ]
+
+
+def _scores(
+    names: Sequence[str], bertscore_model: Path | None, account: _Account, inputs: Sequence[Input]
+) -> dict[str, Score]:
+    wanted = [name for name in dict.fromkeys((*names, *ALWAYS)) if name != metrics.PERPLEXITY]
+    references = [entry.references for entry in inputs]
+    scores = metrics.score(wanted, account.texts, references, bertscore_model=bertscore_model)
+    if metrics.PERPLEXITY in names:
+        losses = [account.losses[index] for index in range(len(inputs))] if account.losses else None
+        scores[metrics.PERPLEXITY] = perplexity.perplexity(losses)
+    return scores
 
 
 def _result(
     lm: LanguageModel,
-    inputs: Sequence[Input],
     setting: Setting,
     account: _Account,
     full_account: _Account,
-    full: Result | None,
+    scores: dict[str, Score],
+    full_scores: dict[str, Score],
 ) -> Result:
     num_layers, outs = lm.config.num_layers, account.outs
-    references = [entry.references for entry in inputs]
-    quality = rouge_l(account.texts, references)
-    full_quality = quality if full is None else full.rouge_l
+    quality, full_quality = scores["rougeL"], full_scores["rougeL"]
+    assert quality.value is not None
+    assert quality.by_input is not None
+    assert full_quality.by_input is not None
     max_depth, min_depth = setting.depths(num_layers)
     tokens = sum(int(out.lengths.sum()) for out in outs)
     mean_depth = sum(int(out.depths.sum()) for out in outs) / tokens
@@ -268,16 +395,17 @@ def _result(
         num_layers=num_layers,
         max_depth=max_depth,
         min_depth=min_depth,
-        rouge_l=quality,
-        bleu=bleu(account.texts, references),
+        scores=scores,
         target_speedup=setting.method.target_speedup(num_layers),
         realised_speedup=num_layers / mean_depth,
         measured_speedup=_measured(lm, full_account, account),
         mean_depth=mean_depth,
+        positions=Positions.of(outs, exits=bool(setting.method.exit_layers(num_layers))),
         exits=Exits.of(setting.method, outs),
-        share_of_full=quality / full_quality if full_quality else None,
+        share_of_full=quality.value / full_quality.value if full_quality.value else None,
+        share_of_full_interval=metrics.bootstrap(metrics.ratio_of_means, quality.by_input, full_quality.by_input),
         same_texts=statistics.fmean(map(str.__eq__, account.texts, full_account.texts)),
-        inputs=len(inputs),
+        inputs=len(account.texts),
         tokens_per_second=tokens / seconds,
         seconds=seconds,
         compile_seconds=sum(out.stats.compile_seconds for out in outs),
@@ -288,25 +416,3 @@ def _measured(lm: LanguageModel, full: _Account, other: _Account) -> float | Non
     steps = ([seconds_per_step(out, lm.config) for out in account.outs] for account in (full, other))
     ratios = [yardstick / own for yardstick, own in zip(*steps, strict=True) if yardstick and own]
     return statistics.median(ratios) if ratios else None
-
-
-def rouge_l(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """ROUGE-L F1 in per cent: of each text against its best reference, mean over texts; without stemming."""
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rougeL"], use_stemmer=False)
-    scores = [
-        scorer.score_multi(several, text)["rougeL"].fmeasure for text, several in zip(texts, references, strict=True)
-    ]
-    return 100 * float(statistics.fmean(scores))
-
-
-def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Corpus BLEU of sacrebleu in per cent (13a tokens, exponential smoothing); texts may differ in their number of
-    references."""
-    import sacrebleu
-
-    most = max(map(len, references))
-    streams: Any = [[several[i] if i < len(several) else None for several in references] for i in range(most)]
-    # force: no advice about texts that look tokenised; here they are what the model writes.
-    return float(sacrebleu.corpus_bleu(list(texts), streams, force=True).score)

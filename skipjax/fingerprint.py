@@ -15,15 +15,15 @@ from skipjax.decoder import Params
 from skipjax.language_model import LanguageModel
 
 
-def fingerprint(lm: LanguageModel) -> str:
-    """sha256 (hex) of a model's config and weights without its exits' own.
+def fingerprint(lm: LanguageModel, *, exits: bool = False) -> str:
+    """sha256 (hex) of a model's config and weights, without its exits' own unless `exits`.
 
     The same for both executions. Weights are rounded to bfloat16 first, so that a model loaded in that type is the same
     as in float32.
     """
-    config = dataclasses.replace(lm.config, exit_heads=None).to_json()
+    config = (lm.config if exits else dataclasses.replace(lm.config, exit_heads=None)).to_json()
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(lm.params.keys() - {"exits"}):
+    for name in sorted(lm.params.keys() - (set() if exits else {"exits"})):
         for path, arrays in _arrays(name, lm.params[name]):
             digest.update(path.encode())
             for array in arrays:

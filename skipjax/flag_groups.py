@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 Data = Annotated[
     str, typer.Option(help="A .csv, .tsv, .json, .jsonl or .parquet file (also .gz), or the name of a hub data set.")
@@ -20,6 +21,34 @@ PromptTemplate = Annotated[str, typer.Option(help='Prompt with {column} fields, 
 TargetColumn = Annotated[str, typer.Option(help="Column with the text to generate.")]
 Split = Annotated[str, typer.Option(help="Split of a hub data set.")]
 Limit = Annotated[int | None, typer.Option(help="Use only the first rows.", show_default="all")]
+
+
+class GridCommand(TyperCommand):
+    """A command without arguments of its own, whose flags that may be repeated take every word up to the next flag:
+    --speedup 1 2 3 is --speedup 1 --speedup 2 --speedup 3."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        spread: list[str] = []
+        flag, first = None, False  # the flag that takes the words that come, and whether it has had none yet
+        for word in args:
+            if word.startswith("-") and not _is_number(word):
+                name, equals, _ = word.partition("=")
+                flag, first = name if name in several else None, not equals
+            elif flag is not None and not first:
+                spread.append(flag)
+            else:
+                first = False
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+def _is_number(word: str) -> bool:
+    """Also of several, comma-separated: -1,0.5."""
+    try:
+        return bool([float(part) for part in word.split(",")])
+    except ValueError:
+        return False
 
 
 def with_flags(

@@ -154,29 +154,32 @@ class MethodFlags:
         exiting = [name in EXITING for name in self.candidates()]
         return "embedded-t5" if exiting and (any(exiting) if self.method else all(exiting)) else "embedded"
 
-    def settings(self, config: ModelConfig, recorded: Method | None = None) -> list[Setting]:
-        """What is asked for of a model of `config` trained for `recorded`, at least one setting, without repetition.
+    def settings(self, config: ModelConfig, *recorded: Method) -> list[Setting]:
+        """What is asked for of a model of `config` whose checkpoint records methods, the preferred one first: at least
+        one setting, without repetition.
 
-        Without any flag that is `recorded` itself (full depth for None). A flag that may hold several values gives one
-        setting for each; `adaptive` gives one more, or the only one where no threshold is given. What is left out comes
-        from `recorded` where it is of the same kind. A speed-up of 1 is full depth.
+        Without any flag that is the preferred method itself (full depth if there is none). A flag that may hold several
+        values gives one setting for each; `adaptive` gives one more, or the only one where no threshold is given. What
+        is left out comes from the first of `recorded` that is of the same kind. A speed-up of 1 is full depth.
         Raises ValueError for flags that contradict each other, say too little, or do not fit the model.
         """
-        names = self._names(recorded)
+        known = {name_of(method): method for method in reversed(recorded)}
+        names = self._names([name_of(method) for method in recorded])
         if not names:
-            settings = [Setting(recorded or Full())]
+            settings = [Setting(recorded[0] if recorded else Full())]
         else:
-            settings = [one for name in names for one in self._settings_of(name, names, config, recorded)]
+            settings = [one for name in names for one in self._settings_of(name, names, config, known.get(name))]
         for setting in settings:
             setting.method.check(config)
         return list(dict.fromkeys(FULL if isinstance(one.method, Full) else one for one in settings))
 
-    def _names(self, recorded: Method | None) -> list[str]:
+    def _names(self, recorded: Sequence[str]) -> list[str]:
         candidates = self.candidates()
         if self.method or len(candidates) < 2:
             return candidates
-        if recorded is not None and name_of(recorded) in candidates:
-            return [name_of(recorded)]
+        for name in recorded:
+            if name in candidates:
+                return [name]
         flags = ", ".join(map(_flag, self.given()))
         raise ValueError(f"--method must say whether {flags} means {_either(candidates)}")
 
@@ -322,9 +325,9 @@ class AdaptiveFlags:
                 estimator.plot(self.threshold_plot)
 
 
-def recorded_method(lm: LanguageModel) -> Method | None:
-    """What the weights were trained for, if the checkpoint says."""
-    return None if lm.recorded is None else lm.recorded.method
+def recorded_methods(lm: LanguageModel) -> tuple[Method, ...]:
+    """What the checkpoint recommends, and what it was trained for, as far as it says."""
+    return () if lm.recorded is None else lm.recorded.preferred
 
 
 def _flag(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import time
 import warnings
@@ -21,7 +20,7 @@ from skipjax.decoding.request import Outcome, Request
 from skipjax.decoding.strategy import Strategy
 from skipjax.language_model import LanguageModel, checked_model
 from skipjax.methods import Free, Full, Method, SkipDecode, checked
-from skipjax.prompts import Prompt, encode_prompts, pad_left, pad_token
+from skipjax.prompts import Part, Prompt, encode_prompts, occurrences_of, pad_left, pad_token
 from skipjax.sampling import Sampling, SamplingNumbers
 
 
@@ -107,6 +106,7 @@ def generate(
     sampling: Sampling | None = None,
     stop_at_eos: bool = True,
     adaptive_threshold: AdaptiveThreshold | None = None,
+    part: Part | None = None,
 ) -> Generation:
     """Continues a batch of prompts; for an encoder-decoder model, generates from a batch of sources.
 
@@ -124,12 +124,13 @@ def generate(
       adaptive_threshold: for a method with `adaptive=True`, the estimator to start from; a fresh one if left out. It
         sets the threshold of the whole batch, and then learns from its rows one by one, in order; the result's
         `adaptive_threshold` goes into the next call.
+      part: where these prompts are a part of more, what the batch needs to know of the others.
     Raises:
       ValueError: for a bad argument, a prompt without tokens (a tokenizer that begins every text makes "" one), or
         prompt + max_new_tokens beyond the model's positions.
     """
     method, estimator = _with_threshold(method, adaptive_threshold)
-    job = _Job.prepare(lm, prompts, method, max_new_tokens, sampling, stop_at_eos)
+    job = _Job.prepare(lm, prompts, method, max_new_tokens, sampling, stop_at_eos, part)
     started = time.perf_counter()
     source, state = jax.block_until_ready(job.prefill())
     prompt_seconds = time.perf_counter() - started
@@ -219,6 +220,7 @@ class _Job:
         max_new_tokens: int,
         sampling: Sampling | None,
         stop_at_eos: bool,
+        part: Part | None = None,
     ) -> _Job:
         config = checked_model(lm).config
         method = checked(method, config)
@@ -229,8 +231,11 @@ class _Job:
         rows = encode_prompts(lm, prompts, max_new_tokens)
         resolved = method.resolve(max_new_tokens)
         warn_if_untrained(lm, resolved)
-        padded, padding = pad_left(rows, pad_token(config))
-        request = make_request(config, rows, padding, sampling, resolved, max_new_tokens, stop_at_eos)
+        part = Part(occurrences_of(rows)) if part is None else part
+        padded, padding = pad_left(rows, pad_token(config), (part.rows, part.columns))
+        request = make_request(
+            *(config, rows, padding, sampling, resolved, max_new_tokens, stop_at_eos, part.occurrences)
+        )
         strategy, compiled, compile_seconds = _programs(lm, resolved, max_new_tokens, padded, request)
         return cls(lm, resolved, strategy, len(rows), padded, request, max_new_tokens, compile_seconds, *compiled)
 
@@ -319,21 +324,18 @@ def make_request(
     method: Method,
     max_new_tokens: int,
     stop_at_eos: bool,
+    occurrences: Sequence[int] | None = None,
 ) -> Request:
     fill = len(padding) - len(rows)
-    seen: collections.Counter[int] = collections.Counter()
-    hashes, occurrences = [], []
-    for row in rows:
-        hashes.append(zlib.crc32(np.asarray(row, np.int32).tobytes()))
-        occurrences.append(seen[hashes[-1]])
-        seen[hashes[-1]] += 1
+    occurrences = occurrences_of(rows) if occurrences is None else occurrences
+    hashes = [zlib.crc32(np.asarray(row, np.int32).tobytes()) for row in rows]
     numbers = SamplingNumbers(
         temperature=_dynamic(sampling.temperature, np.float32),
         top_p=_dynamic(sampling.top_p, np.float32),
         top_k=_dynamic(sampling.top_k, np.int32),
         seed=_dynamic(sampling.seed, np.uint32),
         prompt_hashes=_dynamic(hashes + [0] * fill, np.uint32),
-        occurrences=_dynamic(occurrences + [0] * fill, np.uint32),
+        occurrences=_dynamic([*occurrences, *[0] * fill], np.uint32),
     )
     ends = config.eos_ids if config.eos_ids else (-1,)
     return Request(

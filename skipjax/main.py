@@ -10,7 +10,8 @@ import typer
 
 import skipjax
 from skipjax import compilation_cache
-from skipjax.infer import bench, calibrate, convert, evaluate, generate
+from skipjax.flag_groups import GridCommand
+from skipjax.infer import bench, calibrate, compare, convert, evaluate, generate
 from skipjax.infer.compile import compile_programs
 from skipjax.train import app as train_app
 
@@ -24,10 +25,11 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("convert")(convert.convert)
-app.command("evaluate")(evaluate.evaluate)
-app.command("bench")(bench.bench)
+app.command("evaluate", cls=GridCommand)(evaluate.evaluate)
+app.command("compare")(compare.compare)
+app.command("bench", cls=GridCommand)(bench.bench)
 app.command("calibrate")(calibrate.calibrate)
-app.command("compile")(compile_programs)
+app.command("compile", cls=GridCommand)(compile_programs)
 app.add_typer(train_app, name="train")
 
 

@@ -2,13 +2,75 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from skipjax.language_model import LanguageModel
+from skipjax.prompts import encode_prompts
 
 EMBEDDED_PROMPTS = Path(__file__).parent / "embedded" / "examples.txt"  # inputs the embedded models have not seen
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLine:
+    """A prompt as it was given.
+
+    Attributes:
+      name: what errors call it: "prompt 0", or the file and line.
+      fields: "prompt" and, from a .jsonl file, whatever else its object has.
+    """
+
+    name: str
+    fields: dict[str, Any]
+
+    @property
+    def prompt(self) -> str:
+        return self.fields["prompt"]
+
+
+def from_arguments(prompts: Sequence[str]) -> list[PromptLine]:
+    return [PromptLine(f"prompt {index}", {"prompt": prompt}) for index, prompt in enumerate(prompts)]
+
+
+def read_prompts(path: str) -> list[PromptLine]:
+    """Prompts from a file: one a line, or objects with a "prompt" in a .jsonl file; "-" is standard input, one a line.
+
+    Raises FileNotFoundError, or ValueError that names the file and line.
+    """
+    if path != "-" and not Path(path).is_file():
+        raise FileNotFoundError(f"--prompts-file {path}: no such file")
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts-file {path} is not UTF-8 text (byte {error.start})") from None
+    # Not str.splitlines, which also splits at characters that may stand in a prompt.
+    numbered = enumerate(re.split(r"\r\n|\r|\n", text), 1)
+    lines = [(f"--prompts-file {path}, line {number}", line) for number, line in numbered if line.strip()]
+    if not lines:
+        raise ValueError(f"--prompts-file {path} holds no prompt")
+    if not path.endswith(".jsonl"):
+        return [PromptLine(name, {"prompt": line}) for name, line in lines]
+    return [PromptLine(name, _fields(name, line)) for name, line in lines]
+
+
+def _fields(name: str, line: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except json.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
+        raise ValueError(f'{name}: expected an object with a text "prompt", got {line!r:.80}')
+    try:
+        json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: holds half of a surrogate pair, which is no character, got {line!r:.80}") from None
+    return fields
 
 
 def chat_tokens(lm: LanguageModel, message: str) -> list[int]:
@@ -18,36 +80,7 @@ def chat_tokens(lm: LanguageModel, message: str) -> list[int]:
     return lm.tokenizer.encode(lm.tokenizer.apply_chat_template(message), add_special_tokens=False)
 
 
-def read_prompts(path: str) -> list[str]:
-    """Prompts from a file: one a line, or objects with a "prompt" in a .jsonl file; "-" is standard input, one a line.
-
-    Raises FileNotFoundError, or ValueError that names the file and line.
-    """
-    if path == "-":
-        text = sys.stdin.read()
-    else:
-        file = Path(path)
-        if not file.is_file():
-            raise FileNotFoundError(f"--prompts-file {path}: no such file")
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--prompts-file {path} is not UTF-8 text (byte {error.start})") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise ValueError(f"--prompts-file {path} holds no prompt")
-    if not path.endswith(".jsonl"):
-        return [line for _, line in lines]
-    return [_prompt_of(path, number, line) for number, line in lines]
-
-
-def _prompt_of(path: str, number: int, line: str) -> str:
-    try:
-        prompt = json.loads(line)["prompt"]
-    except (json.JSONDecodeError, KeyError, TypeError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise ValueError(
-            f'--prompts-file {path}, line {number}: expected an object with a text "prompt", got {line!r:.80}'
-        )
-    return prompt
+def encode_lines(lm: LanguageModel, lines: Sequence[PromptLine], max_new_tokens: int, *, chat: bool) -> list[list[int]]:
+    """Token ids of each prompt, as it is or in the chat template. Errors as in `encode_prompts`, with lines' names."""
+    prompts = [chat_tokens(lm, line.prompt) if chat else line.prompt for line in lines]
+    return encode_prompts(lm, prompts, max_new_tokens, names=[line.name for line in lines])

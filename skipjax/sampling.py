@@ -21,7 +21,8 @@ class Sampling:
       top_p: keep the smallest set of most probable tokens whose probabilities sum to at least top_p; 1 keeps all.
       top_k: keep the k most probable tokens; 0 keeps all.
       seed: the only source of randomness. A row's draws depend on the seed, its own prompt and, where the same prompt
-        stands in a batch several times, which of them it is: never on its neighbours or its place.
+        stands in a batch (or in the file that batches are made of) several times, which of them it is: never on its
+        neighbours or its place.
     """
 
     temperature: float = 0.0
@@ -44,7 +45,7 @@ class SamplingNumbers:
     Attributes:
       temperature, top_p: float32 scalars; top_k: int32 scalar; seed: uint32 scalar.
       prompt_hashes: uint32 [B], a hash of each row's prompt tokens.
-      occurrences: uint32 [B], the number of equal prompts in earlier rows.
+      occurrences: uint32 [B], the number of equal prompts before each.
     """
 
     temperature: jax.Array

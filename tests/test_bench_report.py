@@ -75,7 +75,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     for index, these in enumerate(([], [measurement(), ordinary()])):
         bench_report.plot(these, tmp_path / f"{index}.png")
         assert (tmp_path / f"{index}.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="Format 'tree' is not supported"):
+    with pytest.raises(ValueError, match="format 'tree' is not supported"):
         bench_report.plot([], tmp_path / "x.tree")
 
 

@@ -25,7 +25,7 @@ def run(monkeypatch, capsys, *arguments: str) -> str:
 def texts_of(out: str, *names: str) -> list[tuple[str, list[str]]]:
     """For each embedded prompt, that and the text of each method."""
     texts = re.findall(rf"^  ({'|'.join(map(re.escape, names))}): (.+)$", out, re.MULTILINE)
-    prompts = prompt_files.read_prompts(str(prompt_files.EMBEDDED_PROMPTS))
+    prompts = [line.prompt for line in prompt_files.read_prompts(str(prompt_files.EMBEDDED_PROMPTS))]
     assert [label for label, _ in texts] == list(names) * len(prompts)
     starts = range(0, len(texts), len(names))
     rows = [[text for _, text in texts[start : start + len(names)]] for start in starts]

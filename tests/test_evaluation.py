@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny_training
 from tiny_models import tiny_config
@@ -13,13 +14,16 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
-from skipjax import decoder, evaluation, settings, tables
+from skipjax import checkpoint, decoder, evaluation, evaluation_report, flags, metrics, settings, tables
 from skipjax.adaptive import AdaptiveThreshold
 from skipjax.evaluation import Input
+from skipjax.evaluation_log import Entry
 from skipjax.generation import Generation, generate
 from skipjax.huggingface import export_hf
 from skipjax.language_model import LanguageModel
 from skipjax.methods import METHODS, Calm, Free, Full, Method, SkipDecode, StaticExit
+from skipjax.recorded import Recorded
+from skipjax.sampling import Sampling
 from skipjax.settings import Setting
 from skipjax.tokenizer import Tokenizer
 
@@ -58,28 +62,6 @@ def evaluate_quietly(*args: Any, **kwargs: Any) -> evaluation.Evaluation:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "this checkpoint records no")
         return evaluation.evaluate(*args, **kwargs)
-
-
-# Metrics
-
-
-def test_rouge_l_known_values() -> None:
-    # Longest common subsequence of 3 in 4 and 6 words: precision 3/4, recall 3/6, F1 0.6.
-    assert evaluation.rouge_l(["a b c x"], [["a y b z c w"]]) == pytest.approx(60)
-    # No stemming; capitals and punctuation do not count; the best reference does.
-    assert evaluation.rouge_l(["cats sit"], [["cat sits"]]) == 0
-    assert evaluation.rouge_l(["A cat sits."], [["nothing alike", "a cat sits"]]) == pytest.approx(100)
-    assert evaluation.rouge_l(["a b", "q"], [["a b"], ["r"]]) == pytest.approx(50)
-    assert evaluation.rouge_l([""], [["a b"]]) == 0
-
-
-def test_bleu_known_values() -> None:
-    texts = ["the cat sat on the mat", "a b c d"]
-    # n-gram precisions 9/10, 7/8, 5/6, 3/4 and no brevity penalty; a reference more changes nothing for the first text.
-    expected = 100 * (9 / 10 * 7 / 8 * 5 / 6 * 3 / 4) ** 0.25
-    assert evaluation.bleu(texts, [["the cat sat on the mat", "no"], ["x b c d"]]) == pytest.approx(expected)
-    assert evaluation.bleu(texts, [["no", "the cat sat on the mat"], ["x b c d"]]) == pytest.approx(expected)
-    assert evaluation.bleu(texts, [["the cat sat on the mat"], ["x b c d", "a b c d"]]) == pytest.approx(100)
 
 
 # Inputs
@@ -165,13 +147,17 @@ def test_full_depth_is_the_yardstick(lm: LanguageModel, full_texts: list[str]) -
     assert [result.setting for result in evaluated.results] == [settings.FULL, *compared]
     assert evaluated.texts[0] == evaluated.texts[1] == full_texts
     assert evaluated.texts[2] != full_texts
+    assert any(len(text.split()) == 1 for text in full_texts)  # it has no bigram, so ROUGE-2 is 80
     for result in (full, all_layers):
-        assert [result.rouge_l, result.bleu] == pytest.approx([100, 100])
+        assert [score.value for score in result.scores.values()] == pytest.approx([100, 100, 80, 100, 100])
         assert (result.realised_speedup, result.mean_depth, result.share_of_full) == (1, 4, 1)
         assert (result.max_depth, result.min_depth, result.inputs, result.same_texts) == (4, 4, 5, 1)
     assert full.measured_speedup == 1
-    assert less.rouge_l < 100
-    assert less.share_of_full == pytest.approx(less.rouge_l / 100)
+    assert less.scores["rougeL"].value < 100
+    assert less.share_of_full == pytest.approx(less.scores["rougeL"].value / 100)
+    # Full depth scores 100 for every input, so the shares are those of the method's own scores.
+    assert less.share_of_full_interval == pytest.approx([end / 100 for end in less.scores["rougeL"].interval])
+    assert full.share_of_full_interval == (1, 1)
     same = sum(text == full for text, full in zip(evaluated.texts[2], full_texts, strict=True))
     assert less.same_texts == pytest.approx(same / 5)
     assert (less.max_depth, less.min_depth, less.target_speedup) == (3, 2, 1.6)
@@ -212,11 +198,13 @@ def test_methods_with_exits() -> None:
     assert 0 <= exact.exits.acceptance_rate < 1
     assert exact.target_speedup == 2
     assert all(result.measured_speedup > 0 for result in evaluated.results)
-    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in evaluated.table().splitlines()]
-    assert header[9:14] == ["mean depth", "exits", "threshold", "tokens/pass", "accepted"]
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in evaluation_report.table(evaluated).splitlines()
+    ]
+    assert header[12:17] == ["mean depth", "exits", "threshold", "tokens/pass", "accepted"]
     assert [row[0] for row in rows] == ["full", "free -1", "free -1 exact", "static-exit 1", "calm -1"]
     assert [row[1] for row in rows] == ["2", "1/2", "1/2", "1", "1-2"]
-    assert rows[2][5] == "100.0%"
+    assert rows[2][8] == "100.0%"
     results = [result.to_json() for result in evaluated.results]
     assert json.loads(json.dumps(results)) == results
     assert results[2]["arguments"] == dataclasses.asdict(EXACT)
@@ -257,36 +245,268 @@ def test_encoder_decoder_models() -> None:
     assert all(result.measured_speedup > 0 for result in evaluated.results)
 
 
+def test_positions(lm: LanguageModel) -> None:
+    out = in_pairs(lm, Full())[0]
+    nan = np.nan
+    # Texts of 3 and 1 tokens, and of 4; pads have depth 0.
+    first = dataclasses.replace(
+        out,
+        lengths=np.array([3, 1], np.int32),
+        depths=np.array([[4, 2, 2, 0, 0, 0], [4, 0, 0, 0, 0, 0]], np.int32),
+        confidences=np.array([[nan, 0.5, 0.75, nan, nan, nan], [nan] * 6], np.float32),
+    )
+    second = dataclasses.replace(
+        out,
+        lengths=np.array([4], np.int32),
+        depths=np.array([[4, 4, 2, 1, 0, 0]], np.int32),
+        confidences=np.array([[nan, 0.25, nan, 0.5, nan, nan]], np.float32),
+    )
+    positions = evaluation.Positions.of([first, second], exits=True)
+    assert positions.tokens == [3, 2, 2, 1]
+    assert positions.mean_depth == [4, 3, 2, 1]
+    assert positions.exit_share == [0, 0.5, 1, 1]
+    assert positions.confidence == [None, 0.375, 0.75, 0.5]
+    assert evaluation.Positions.of([first], exits=False).exit_share is None
+    sure = dataclasses.replace(first, confidences=np.full((2, 6), nan, np.float32))
+    assert evaluation.Positions.of([sure], exits=True).confidence is None
+
+
 def test_written_files(lm: LanguageModel, full_texts: list[str], tmp_path: Path) -> None:
     inputs = [Input(prompt, (text,)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     evaluated = evaluate_quietly(lm, inputs, [Setting(SkipDecode(3, 2), 1.6)], batch_size=2, max_new_tokens=NEW)
-    evaluated.write(tmp_path / "new" / "out")
-    results = json.loads((tmp_path / "new" / "out" / "results.json").read_text())
+    out = tmp_path / "new" / "out"
+    names = evaluation_report.write(evaluated, out)
+    assert sorted(names) == sorted(path.name for path in out.iterdir())
+    assert "texts.html" in names
+    assert ("pareto.png" in names, "depths.png" in names, "exits.png" in names) == (
+        *[evaluation_report.can_draw()] * 2,
+        False,
+    )
+    results = json.loads((out / "results.json").read_text())
     assert [(entry["method"], entry["speedup"]) for entry in results] == [("full", 1.0), ("skipdecode", 1.6)]
-    keys = "method speedup confidence arguments num_layers max_depth min_depth rougeL bleu target_speedup"
-    keys += " realised_speedup measured_speedup mean_depth share_of_full same_texts inputs tokens_per_second seconds"
-    keys += " compile_seconds threshold exit_share deep_passes tokens_per_deep_pass acceptance_rate"
-    assert all(set(entry) == set(keys.split()) for entry in results)
+    assert [entry["label"] for entry in results] == ["full", "skipdecode 1.6x"]
+    keys = "label method speedup confidence arguments num_layers max_depth min_depth target_speedup realised_speedup"
+    keys += " measured_speedup mean_depth positions share_of_full share_of_full_interval same_texts inputs"
+    keys += " tokens_per_second seconds compile_seconds threshold exit_share deep_passes tokens_per_deep_pass"
+    keys += " acceptance_rate rougeL rouge1 rouge2 bleu chrf"
+    intervals = {f"{name}_interval" for name in ("rougeL", "rouge1", "rouge2", "bleu", "chrf")}
+    assert all(set(entry) == {*keys.split(), *intervals} for entry in results)
+    less = evaluated.results[1]
+    assert results[1]["rougeL"] == less.scores["rougeL"].value
+    assert results[1]["rougeL_interval"] == list(less.scores["rougeL"].interval or ())
+    assert results[1]["positions"] == dataclasses.asdict(less.positions)
     arguments = {"max_depth": 3, "min_depth": 2, "warmup_layers": 1, "shape": "linear"}
     arguments |= {"horizon": None, "max_segments": None}
     assert [entry["arguments"] for entry in results] == [{}, arguments]
     assert results[1]["exit_share"] is None
-    assert "exits" not in evaluated.table()
-    samples = [json.loads(line) for line in (tmp_path / "new" / "out" / "samples.jsonl").read_text().splitlines()]
+    table = (out / "table.md").read_text()
+    assert "exits" not in table
+    assert table == evaluation_report.table(evaluated) + "\n"
+    assert len(table.splitlines()) == 4
+    assert "| 100.0 ± 0.0 |" in table
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert samples == evaluated.samples()
     assert [sample["prompt"] for sample in samples] == PROMPTS
     assert [sample["references"] for sample in samples] == [[text] for text in full_texts]
     assert [sample["texts"]["full"] for sample in samples] == full_texts
     assert [sample["texts"]["skipdecode 1.6x"] for sample in samples] == evaluated.texts[1]
-    table = (tmp_path / "new" / "out" / "table.md").read_text()
-    assert table == evaluated.table() + "\n"
-    assert len(table.splitlines()) == 4
+    for sample in samples:
+        for label, tokens in sample["tokens"].items():
+            assert "".join(tokens["pieces"]) == sample["texts"][label]
+            assert len(tokens["depths"]) == len(tokens["pieces"])
+            assert tokens["depths"][0] == 4
+            assert set(tokens["depths"][1:]) <= ({4} if label == "full" else {3, 2})
+
+
+def test_only_the_first_inputs_keep_their_tokens(lm: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "SHADED", 2)
+    inputs = [Input(prompt, ("w1",)) for prompt in PROMPTS]
+    samples = evaluate_quietly(lm, inputs, [], batch_size=2, max_new_tokens=NEW).samples()
+    assert ["tokens" in sample for sample in samples] == [True, True, False, False, False]
+    assert "".join(samples[0]["tokens"]["full"]["pieces"]) == samples[0]["texts"]["full"]
+
+
+def test_metrics_that_are_asked_for(lm: LanguageModel, full_texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "generate", Counted())  # FREE need not be compiled for this
+    inputs = [Input(prompt, (text,)) for prompt, text in zip(PROMPTS, full_texts, strict=True)]
+    compared = [Setting(SkipDecode(3, 2)), Setting(FREE)]
+    names = ["perplexity", "f1"]
+    evaluated = evaluate_quietly(lm, inputs, compared, metric_names=names, batch_size=2, max_new_tokens=NEW)
+    full, skip, free = evaluated.results
+    assert full.scores.keys() == {"perplexity", "f1", "rougeL", "bleu"}
+    assert full.scores["f1"].value == 100
+    assert full.scores["perplexity"].value != skip.scores["perplexity"].value
+    assert free.scores["perplexity"] == metrics.Score(None)
+    assert free.to_json()["perplexity"] is None
+    header, _, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in evaluation_report.table(evaluated).splitlines()
+    ]
+    assert header[:5] == ["method", "depths", "perplexity", "F1", "of full"]
+    assert re.fullmatch(r"[0-9.]+ ± [0-9.]+", rows[0][2])
+    assert rows[2][2] == "-"
+    with pytest.raises(ValueError, match=r"metric must be one of .*'rougeL'.*, got 'rouge'"):
+        evaluation.evaluate(lm, inputs, [], metric_names=["rouge"], max_new_tokens=NEW)
+    with pytest.raises(ValueError, match="bertscore needs a local encoder"):
+        evaluation.evaluate(lm, inputs, [], metric_names=["bertscore"], max_new_tokens=NEW)
+    with pytest.raises(ValueError, match="--bertscore-model goes with --metric bertscore"):
+        evaluation.evaluate(lm, inputs, [], bertscore_model=Path("roberta-large"), max_new_tokens=NEW)
+
+
+# Going on after an interruption
+
+
+class StoppedError(Exception):
+    """In place of a signal."""
+
+
+class Counted:
+    """`generate` that counts its calls, stops at one of them, and whose adaptive methods learn a pair each time."""
+
+    def __init__(self, stop_at: int | None = None):
+        self.stop_at, self.methods, self.estimators = stop_at, [], []
+
+    def __call__(self, lm: LanguageModel, prompts: Any, method: Method, *, adaptive_threshold: Any, **rest: Any) -> Any:
+        if len(self.methods) == self.stop_at:
+            raise StoppedError
+        self.methods.append(method)
+        self.estimators.append(adaptive_threshold)
+        out = generate(lm, prompts, method if isinstance(method, SkipDecode) else Full(), **rest)
+        if not isinstance(method, Free) or not method.adaptive:
+            return out
+        before = adaptive_threshold or AdaptiveThreshold()
+        confidence = 0.1 * (1 + len(before.confidences))
+        learnt = before.after([confidence, confidence + 0.05], [len(before.confidences) % 4 == 2] * 2)
+        return dataclasses.replace(out, adaptive_threshold=learnt)
+
+
+COMPARED = [Setting(SkipDecode(3, 2)), Setting(dataclasses.replace(FREE, adaptive=True))]
+
+
+def logged(
+    lm: LanguageModel,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stop_at: int | None = None,
+    compared: list[Setting] = COMPARED,
+    **changes: Any,
+) -> tuple[evaluation.Evaluation | None, Counted]:
+    """An evaluation in 3 batches, and the calls of `generate`; None where it was stopped."""
+    counted = Counted(stop_at)
+    monkeypatch.setattr(evaluation, "generate", counted)
+    inputs = [Input(prompt, ("w1 w2 w3",)) for prompt in PROMPTS]
+    arguments = {"batch_size": 2, "max_new_tokens": NEW, "metric_names": ["perplexity"], **changes}
+    try:
+        return evaluate_quietly(lm, inputs, compared, log=path, **arguments), counted
+    except StoppedError:
+        return None, counted
+
+
+def without_times(evaluated: evaluation.Evaluation | None) -> list[dict[str, Any]]:
+    assert evaluated is not None
+    timed = ("measured_speedup", "tokens_per_second", "seconds", "compile_seconds")
+    results = [result.to_json() for result in evaluated.results]
+    return [{name: value for name, value in one.items() if name not in timed} for one in results]
+
+
+def test_an_interrupted_evaluation_goes_on(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, counted = logged(lm, tmp_path / "whole.jsonl", monkeypatch)
+    assert len(counted.methods) == 9
+    path = tmp_path / "new" / "progress.jsonl"
+    assert logged(lm, path, monkeypatch, stop_at=5)[0] is None
+    assert len(path.read_bytes().splitlines()) == 6
+    with path.open("ab") as file:
+        file.write(b'{"batch": 1, "setting": 2, "texts": ["w1')  # killed while it wrote
+    resumed, again = logged(lm, path, monkeypatch)
+    assert again.methods == counted.methods[5:]
+    assert again.estimators == counted.estimators[5:]
+    assert again.estimators[0] is not None
+    assert len(again.estimators[0].confidences) == 2
+    assert without_times(resumed) == without_times(whole)
+    assert resumed is not None
+    assert whole is not None
+    assert (resumed.texts, resumed.shaded) == (whole.texts, whole.shaded)
+    lines = path.read_bytes()
+    finished, none = logged(lm, path, monkeypatch)
+    assert none.methods == []
+    assert finished is not None
+    # Nothing is run again, so even the times are those of before.
+    assert [result.to_json() for result in finished.results] == [result.to_json() for result in resumed.results]
+    assert path.read_bytes() == lines
+
+
+def test_an_evaluation_killed_before_its_first_line_begins_anew(
+    lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "progress.jsonl"
+    path.write_bytes(b'{"asked": {"form')
+    evaluated, counted = logged(lm, path, monkeypatch, compared=[])
+    assert evaluated is not None
+    assert len(counted.methods) == 3
+    assert all(json.loads(line) for line in path.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch_size": 3}, "with batch_size 2, and this one has 3: give another --out"),
+        ({"max_new_tokens": 5}, "with max_new_tokens 6, and this one has 5"),
+        ({"sampling": Sampling(seed=1)}, "with sampling .*'seed': 0.*, and this one has .*'seed': 1"),
+        ({"compared": [Setting(StaticExit(2))]}, "with settings full, and this one has full, static-exit 2"),
+        ({"metric_names": ["bleu"]}, "with perplexity True, and this one has False"),
+    ],
+)
+def test_a_log_of_another_evaluation_is_left_alone(
+    lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "progress.jsonl"
+    logged(lm, path, monkeypatch, stop_at=1, compared=[])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=said):
+        logged(lm, path, monkeypatch, **{"compared": [], **changes})
+    other = LanguageModel(CONFIG, decoder.init_params(CONFIG, 1), lm.tokenizer)
+    with pytest.raises(ValueError, match=r"with weights [0-9a-f]{64}, and this one has"):
+        logged(other, path, monkeypatch, compared=[])
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_log_is_named(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.jsonl"
+    logged(lm, path, monkeypatch, stop_at=2, compared=[])
+    first, second, third = path.read_text().splitlines()
+    path.write_text("\n".join([first, third, ""]))
+    with pytest.raises(ValueError, match=r"progress.jsonl: line 2 is damaged \(expected batch 0 with setting 0\)"):
+        logged(lm, path, monkeypatch, compared=[])
+    path.write_text("\n".join([first, second[:40], third, ""]))
+    with pytest.raises(ValueError, match=r"progress\.jsonl: damaged, remove it to begin anew"):
+        logged(lm, path, monkeypatch, compared=[])
+
+
+def test_a_kept_adaptive_threshold_is_the_same_to_the_last_bit(lm: LanguageModel) -> None:
+    before = AdaptiveThreshold(blend="hard").after([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1])
+    after = before.after([0.3, 0.7123456], [1, 0])
+    out = generate(lm, PROMPTS[:2], Full(), max_new_tokens=NEW)
+    data = json.loads(json.dumps(Entry(out, after, [(1.5, 2)]).to_json(before)))
+    assert len(data["learnt"]["confidences"]) == 2
+    entry = Entry.from_json(data, NEW, 1, before)
+    assert entry.learnt == after
+    assert entry.losses == [(1.5, 2)]
+    for name in ("tokens", "lengths", "depths", "confidences"):
+        np.testing.assert_array_equal(getattr(entry.out, name), getattr(out, name))
+        assert getattr(entry.out, name).dtype == getattr(out, name).dtype
+    assert (entry.out.texts, entry.out.finish_reasons) == (out.texts, out.finish_reasons)
+    stats = {**dataclasses.asdict(out.stats), "exits": out.stats.exits.tolist()}
+    assert {**dataclasses.asdict(entry.out.stats), "exits": entry.out.stats.exits.tolist()} == stats
+
+
+# Other requests
 
 
 def test_one_new_token_needs_no_decode_step(lm: LanguageModel) -> None:
     evaluated = evaluate_quietly(lm, [Input("w1", ("zzz",))], [], max_new_tokens=1)
     assert evaluated.results[0].measured_speedup is None
     assert evaluated.results[0].share_of_full is None
-    assert "| -" in evaluated.table()
+    assert "| -" in evaluation_report.table(evaluated)
 
 
 def test_bad_requests(lm: LanguageModel) -> None:
@@ -323,17 +543,17 @@ def run_program(*arguments: str) -> Result:
     from skipjax.main import app
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "this checkpoint records no schedule")
+        warnings.filterwarnings("ignore", "this checkpoint")
         return CliRunner().invoke(app, ["evaluate", *arguments])
 
 
-def test_program(model: str, full_texts: list[str], tmp_path: Path) -> None:
+def test_program(model: str, full_texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data.jsonl"
     rows = [{"mr": prompt, "ref": text} for prompt, text in zip(PROMPTS, full_texts, strict=True)]
     data.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
     arguments = ["--model", model, "--data", str(data), "--prompt-template", "{mr}", "--target-column", "ref"]
     numbers = ["--max-new-tokens", str(NEW), "--batch-size", "2", "--limit", "2", "--out", str(tmp_path / "out")]
-    result = run_program(*arguments, "--speedup", "1,1.3", *numbers)
+    result = run_program(*arguments, "--speedup", "1", "1.3", "--metric", "f1", *numbers)
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [(entry["method"], entry["speedup"]) for entry in results] == [("full", 1.0), ("skipdecode", 1.3)]
@@ -341,6 +561,18 @@ def test_program(model: str, full_texts: list[str], tmp_path: Path) -> None:
     assert results[0]["rougeL"] == pytest.approx(100)
     assert "2 inputs, 4 references" in result.output
     assert re.search(r"\| skipdecode 1.3x +\|", result.output)
+    assert re.search(r"method +\| depths +\| +F1 +\| of full", result.output)
+    assert f"wrote results.json, table.md, samples.jsonl, texts.html, pareto.png, depths.png to {tmp_path / 'out'}" in (
+        result.output
+    )
+    monkeypatch.setattr(evaluation_report, "can_draw", lambda: False)
+    again = run_program(*arguments, "--speedup", "1", "1.3", "--metric", "f1", *numbers)  # all is there already
+    assert again.output.startswith("pictures will not be drawn: matplotlib is not installed")
+    assert f"wrote results.json, table.md, samples.jsonl, texts.html to {tmp_path / 'out'}" in again.output
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+
+    result = run_program(*arguments, "--speedup", "1.2", *numbers)
+    assert "with settings full, skipdecode 1.3x, and this one has full, skipdecode 1.2x" in str(result.exception)
 
     result = run_program(*arguments, "--speedup", "2,fast")
     assert str(result.exception) == "--speedup must be numbers separated by commas, got '2,fast'"
@@ -355,3 +587,87 @@ def test_flags_name_every_method() -> None:
 
     text = CliRunner().invoke(app, ["evaluate", "--help"]).output
     assert all(name in text for name in METHODS)
+
+
+# Recommending a setting
+
+
+def test_the_fastest_that_keeps_the_share() -> None:
+    def result(share: float | None, realised: float, measured: float | None) -> evaluation.Result:
+        fields = dict.fromkeys(field.name for field in dataclasses.fields(evaluation.Result))
+        return evaluation.Result(
+            **{**fields, "share_of_full": share, "realised_speedup": realised, "measured_speedup": measured}
+        )
+
+    full, two, three = result(1.0, 1.0, 1.0), result(0.995, 1.7, 1.5), result(0.97, 2.2, 1.9)
+    slow = result(1.01, 3.0, 0.8)
+
+    def fastest(share: float, *results: evaluation.Result) -> evaluation.Result:
+        return evaluation.Evaluation([], (), list(results), [], []).fastest(share)
+
+    assert fastest(0.99, full, two, three, slow) is two
+    assert fastest(0.9, full, two, three, slow) is three
+    assert fastest(1.0, full, two, three, slow) is full
+    unmeasured = result(1.0, 2.5, None)
+    assert fastest(1.0, full, unmeasured) is unmeasured
+    with pytest.raises(ValueError, match="full depth has a ROUGE-L of 0"):
+        fastest(0.9, result(None, 1.0, 1.0))
+
+
+SCHEDULE = SkipDecode(3, 2, horizon=NEW)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Full(), SkipDecode(4, 3, horizon=9), Free(2, 0.3, verify="exact"), StaticExit(2), Calm(0.5, 2, decay=1.0)],
+)
+def test_recommended_methods_are_kept_beside_those_trained_for(
+    lm: LanguageModel, tmp_path: Path, method: Method
+) -> None:
+    trained = Recorded(SCHEDULE, exit_layers=(2,))
+    checkpoint.save(dataclasses.replace(lm, recorded=trained), tmp_path / "model")
+    checkpoint.recommend(tmp_path / "model", method)
+    loaded = checkpoint.restore(tmp_path / "model")
+    assert loaded.recorded == dataclasses.replace(trained, recommended=method)
+    assert flags.recorded_methods(loaded) == (method, SCHEDULE)
+    # A second one replaces the first.
+    checkpoint.recommend(tmp_path / "model", StaticExit(1))
+    assert checkpoint.restore(tmp_path / "model").recorded == dataclasses.replace(trained, recommended=StaticExit(1))
+
+
+def test_a_recommended_schedule_does_not_count_as_trained_for(lm: LanguageModel, tmp_path: Path) -> None:
+    checkpoint.save(dataclasses.replace(lm, recorded=None), tmp_path / "model")
+    checkpoint.recommend(tmp_path / "model", SCHEDULE)
+    loaded = checkpoint.restore(tmp_path / "model")
+    loaded.programs |= lm.programs  # nothing has to be compiled for this
+    assert loaded.recorded == Recorded(Full(), recommended=SCHEDULE)
+    with pytest.warns(UserWarning, match=r"was trained for Full\(\), not for SkipDecode"):
+        generate(loaded, PROMPTS[:2], SCHEDULE, max_new_tokens=NEW)
+
+
+def test_records_of_bad_recommendations_are_refused() -> None:
+    good = Recorded(Full(), recommended=Calm(0.5)).to_json()
+    assert Recorded.from_json(good).recommended == Calm(0.5)
+    for bad in ({"method": "magic"}, {"method": "calm"}, {"threshold": 0.5}, "calm", 3):
+        with pytest.raises(ValueError, match="is not one this version knows"):
+            Recorded.from_json({**good, "recommended": bad})
+
+
+def test_program_recommends(lm: LanguageModel, model: str, full_texts: list[str], tmp_path: Path) -> None:
+    data, directory = tmp_path / "data.jsonl", tmp_path / "model"
+    rows = [{"mr": prompt, "ref": text} for prompt, text in zip(PROMPTS, full_texts, strict=True)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checkpoint.save(dataclasses.replace(lm, recorded=Recorded(SCHEDULE)), directory)
+    arguments = ["--data", str(data), "--prompt-template", "{mr}", "--target-column", "ref", "--limit", "2"]
+    arguments += ["--max-new-tokens", str(NEW), "--speedup", "1.3", "--recommend", "1"]
+    result = run_program("--model", str(directory), *arguments)
+    assert result.exit_code == 0, result.output
+    assert "recommended: full, 100.0% of full depth's ROUGE-L at 1.00x" in result.output
+    assert checkpoint.restore(directory).recorded == Recorded(SCHEDULE, recommended=Full())
+    result = run_program("--model", model, *arguments)
+    assert f"--model {model} is none: skipjax convert {model} DIR makes one" in str(result.exception)
+    assert "the embedded model is none" in str(run_program(*arguments).exception)
+    result = run_program("--model", str(directory), "--heads", str(directory), *arguments)
+    assert "--recommend goes without --heads" in str(result.exception)
+    result = run_program("--model", str(directory), *arguments, "--recommend", "2")
+    assert str(result.exception) == "--recommend must be a number at least 0 and at most 1, got 2.0"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from skipjax import flags, main
 from skipjax.adaptive import AdaptiveThreshold
-from skipjax.flag_groups import with_flags
+from skipjax.flag_groups import GridCommand, with_flags
 from skipjax.flags import AdaptiveFlags, MethodFlags
 from skipjax.methods import METHODS, Calm, Free, Full, SkipDecode, StaticExit
 from skipjax.settings import FULL, Setting
@@ -35,6 +35,19 @@ def test_without_flags_it_is_the_recorded_method():
     assert asked(Full()) == [FULL]
     assert asked(SKIPS) == [Setting(SKIPS)]
     assert methods(FREE) == [FREE]
+
+
+def test_the_preferred_method_comes_first_and_the_others_fill_in():
+    assert methods(FREE, SKIPS) == [FREE]
+    assert methods(Full(), SKIPS) == [Full()]
+    assert methods(FREE, SKIPS, speedup=["2"]) == [SkipDecode(8, 4, horizon=6, shape="cosine")]
+    assert methods(FREE, SKIPS, method=["free"]) == [FREE]
+    assert methods(dataclasses.replace(FREE, threshold=0.5), FREE, method=["free"]) == [Free(3, 0.5, "top1")]
+    assert methods(Calm(0.5, 2), SKIPS, max_depth=6, min_depth=3) == [
+        dataclasses.replace(SKIPS, max_depth=6, min_depth=3)
+    ]
+    assert methods(Calm(0.5, 2), FREE, threshold=["0.3"]) == [Calm(0.3, 2)]
+    assert methods(FREE, Calm(0.5, 2), threshold=["0.3"]) == [dataclasses.replace(FREE, threshold=0.3)]
 
 
 def test_skipdecode():
@@ -237,6 +250,59 @@ def test_groups_of_flags_become_flags_of_the_command():
     assert "Says it." in text
     assert "Before all." in text
     assert "Missing option '--word'" in CliRunner().invoke(app, []).output
+
+
+def grid(*words: str) -> str:
+    def show(
+        several: Annotated[list[str] | None, typer.Option()] = None,
+        others: Annotated[list[str] | None, typer.Option("--others", "-o")] = None,
+        one: Annotated[str | None, typer.Option()] = None,
+        loud: Annotated[bool, typer.Option("--loud")] = False,
+    ) -> None:
+        typer.echo(f"{several} {others} {one} {loud}")
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(cls=GridCommand)(show)
+    return CliRunner().invoke(app, list(words)).output.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        ("--several 1 2,3 4 --one x --others a b --loud", "['1', '2,3', '4'] ['a', 'b'] x True"),
+        ("--several 1 --several 2", "['1', '2'] None None False"),
+        ("--several=1 2 --loud", "['1', '2'] None None True"),
+        ("--several -1 -0.5 1,-2 -1,3 -o a b", "['-1', '-0.5', '1,-2', '-1,3'] ['a', 'b'] None False"),
+        ("--one -1 --several 2", "['2'] None -1 False"),
+        ("--several 1 2 --several 3 4", "['1', '2', '3', '4'] None None False"),
+    ],
+)
+def test_flags_of_several_values_take_every_word_up_to_the_next_flag(words, seen):
+    assert grid(*words.split()) == seen
+
+
+def test_other_flags_take_one_word():
+    assert "unexpected extra argument" in grid("--one", "x", "y")
+    assert "No such option: --none" in grid("--several", "1", "--none", "2")
+    assert "requires an argument" in grid("--loud", "--several")
+
+
+@pytest.mark.parametrize("command", ["evaluate", "bench", "compile"])
+def test_commands_without_arguments_take_grids(command, monkeypatch):
+    """They all come to look at the flags of the methods, and find the same settings."""
+    seen = []
+
+    def settings(self, *_):
+        seen.append(self.given())
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(MethodFlags, "settings", settings)
+    monkeypatch.setattr("skipjax.evaluation.read_inputs", lambda *_, **__: [])
+    data = ["--data", "d.csv", "--prompt-template", "{a}", "--target-column", "b"] if command == "evaluate" else []
+    shape = [] if command == "evaluate" else ["--shape", "opt-125m"]
+    result = CliRunner().invoke(main.app, [command, *data, *shape, "--speedup", "1", "2", "3.5"])
+    assert str(result.exception) == "far enough"
+    assert seen == [{"speedup": [1.0, 2.0, 3.5]}]
 
 
 def test_fields_of_a_group_can_be_left_out_of_the_command():

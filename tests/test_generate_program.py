@@ -8,44 +8,30 @@ import re
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-import tokenizers
+from letters import letters_lm
 from tiny_models import tiny_lm
 
 import skipjax
-from skipjax import display, main
+from skipjax import display, main, pages
 from skipjax.adaptive import AdaptiveThreshold
 from skipjax.checkpoint import save
 from skipjax.display import colour_by_depth, costs, depth_line, in_turn, records, show, timed, token_pieces
 from skipjax.generation import generate
-from skipjax.language_model import LanguageModel
 from skipjax.methods import Free, Full, SkipDecode
-from skipjax.recorded import Recorded
-from skipjax.tokenizer import Tokenizer
 
 RECORDED = SkipDecode(4, 2, horizon=6)
 FREE = Free(2, threshold=0.9, buffer_size=2)
 METHODS = [Full(), Free(1, -1.0, buffer_size=2), Free(1, -1.0, buffer_size=2, verify="exact")]
 FREE_FLAGS = ["--method", "free", "--shallow-layers", "2", "--buffer-size", "2"]
-TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
-    """A checkpoint of the tiny model with one token per letter, digit or sign. Larger logits make it surer."""
-    vocabulary = {"<s>": 0, "<pad>": 1, "</s>": 2}
-    vocabulary |= {chr(code): index for index, code in enumerate(range(33, 33 + 94), 3)}
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="<pad>"))
-    backend.decoder = tokenizers.decoders.Fuse()
-    backend.add_special_tokens(["<s>", "<pad>", "</s>"])
-    tokenizer = Tokenizer(backend, {"eos_token": "</s>", "pad_token": "<pad>"}, TEMPLATE)
-    ends = tiny_lm().params["ends"]
-    params = {**tiny_lm().params, "ends": {**ends, "head": jax.tree.map(lambda leaf: 10 * leaf, ends["head"])}}
-    lm = LanguageModel(tiny_lm().config, params, tokenizer, Recorded(RECORDED, (1.0, 2.0), (1, 2, 3)))
+    """A checkpoint of the tiny model with one token per letter, digit or sign."""
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    save(lm, directory)
+    save(letters_lm(RECORDED), directory)
     return str(directory)
 
 
@@ -147,6 +133,100 @@ def test_prompts_files_and_standard_input_give_the_same(model, monkeypatch, caps
     assert [json.loads(line)["prompt"] for line in outs[0].splitlines()] == ["abc", "de", "fgh"]
 
 
+def test_sampled_texts_do_not_depend_on_the_batches(model, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_text("abc\nde\nabc\nabc\nde\n")
+    common = ["generate", "--model", model, "--prompts-file", str(path), "--max-new-tokens", "9", "--temperature", "1"]
+    outs = [run(monkeypatch, capsys, *common, "--json", "--batch-size", size)[1] for size in ("5", "2")]
+    assert outs[0] == outs[1]
+    texts = [json.loads(line)["text"] for line in outs[0].splitlines()]
+    assert len({texts[0], *texts[2:4]}) == 3  # of the same prompt
+    output = tmp_path / "answers.jsonl"
+    assert run(monkeypatch, capsys, *common, "--batch-size", "3", "--output", str(output))[0] == 0
+    assert output.read_text() == outs[0]
+
+
+def test_output_takes_the_answers_and_a_second_run_finds_them(model, monkeypatch, capsys, tmp_path):
+    path, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    fields = [
+        {"id": index, "prompt": prompt, "more": {"é": 1}} for index, prompt in enumerate(["hi", "abcdefghijk", "de"])
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in fields))
+    flags = ["generate", "--prompts-file", str(path), "--model", model, "--max-new-tokens", "9"]
+    flags += ["--chat", "--batch-size", "2", "--output", str(output)]
+    status, out, err = run(monkeypatch, capsys, *flags)
+    assert (status, out, err) == (0, f"{output}: 3 answers, 3 of them new\n", "")
+    prompts = [f"[user]{one['prompt']}" for one in fields]
+    expected = records(prompts, generate(skipjax.load(model), prompts, RECORDED, max_new_tokens=9))
+    answers = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert answers == [{**record, **one} for record, one in zip(expected, fields, strict=True)]
+    assert run(monkeypatch, capsys, *flags)[1] == f"{output}: 3 answers, 0 of them new\n"
+    before = output.read_bytes()
+    status, out, err = run(monkeypatch, capsys, *flags, "--temperature", "0.5")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"skipjax: {output}.progress is of answers with temperature 0.0, and this one has 0.5: give another --output,"
+        " or remove the file to begin anew\n"
+    )
+    assert output.read_bytes() == before
+
+
+def test_mistakes_with_output_show_before_anything_is_loaded(monkeypatch, capsys, tmp_path):
+    path, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": "b", "text": "c"}\n')
+    monkeypatch.setattr(skipjax, "load", None)
+    common = ["generate", "--output", str(output), "--prompts-file", str(path)]
+    together = "--output goes with --prompts-file, and without --json and --html"
+    for arguments, said in [
+        (common, f'--prompts-file {path}, line 2: the field "text" is one of the answer, rename it'),
+        ([*common, "--json"], together),
+        ([*common, "--html", str(tmp_path / "a.html")], together),
+        (["generate", "a", "--output", str(output)], together),
+        (["generate", "--output", str(output)], together),
+    ]:
+        assert run(monkeypatch, capsys, *arguments) == (2, "", f"skipjax: {said}\n")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_mistakes_with_output_leave_nothing_behind(model, monkeypatch, capsys, tmp_path):
+    path, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"prompt": "b" * 60}) + "\n")
+    common = ["generate", "--model", model, "--output", str(output), "--prompts-file", str(path)]
+    for arguments, said in [
+        (
+            ["--max-new-tokens", "5"],
+            f"--prompts-file {path}, line 3 has 60 tokens; with max_new_tokens=5 that is beyond",
+        ),
+        (["--max-new-tokens", "0"], "max_new_tokens must be an integer of at least 1, got 0"),
+        (["--method", "full,skipdecode"], "--output takes the texts of one method, got full, skipdecode 4/2"),
+        ([*FREE_FLAGS, "--adaptive"], "--output goes without an adaptive threshold"),
+    ]:
+        status, out, err = run(monkeypatch, capsys, *common, *arguments)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
+    assert [entry.name for entry in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_the_page_holds_every_prompt_and_method(model, monkeypatch, capsys, tmp_path):
+    pages_written = []
+    monkeypatch.setattr(pages, "write_texts", lambda *given: pages_written.append(given))
+    path = tmp_path / "texts.html"
+    flags = ["--method", "full,free", "--shallow-layers", "2", "--buffer-size", "2", "--threshold", "0.9"]
+    flags += ["--batch-size", "1", "--max-new-tokens", "9", "--html", str(path)]
+    status, _, err = run(monkeypatch, capsys, "generate", "abc", "de", "--model", model, *flags)
+    assert (status, err) == (0, "")
+    ((samples, num_layers, written),) = pages_written
+    assert (num_layers, written, path.exists()) == (4, path, False)
+    lm, methods = skipjax.load(model), {"full": Full(), "free 0.9": FREE}
+    for index, (sample, prompt) in enumerate(zip(samples, ["abc", "de"], strict=True)):
+        assert (sample["prompt"], sample["references"]) == (prompt, [])
+        assert list(sample["texts"]) == list(sample["tokens"]) == list(methods)
+        for label, method in methods.items():
+            out = generate(lm, ["abc", "de"], method, max_new_tokens=9)
+            assert sample["texts"][label] == out.texts[index] == "".join(sample["tokens"][label]["pieces"])
+            assert sample["tokens"][label]["depths"] == out.depths[index, : out.lengths[index]].tolist()
+
+
 def test_chat_template_is_put_around_the_prompt(model, monkeypatch, capsys):
     common = ["--model", model, "--max-new-tokens", "5", "--json"]
     chat = json.loads(run(monkeypatch, capsys, "generate", "hi", "--chat", *common)[1])
@@ -181,6 +261,7 @@ MISTAKES = [
     ([], "nothing to continue: give a prompt"),
     (["--prompts-file", "absent.txt"], "--prompts-file absent.txt: no such file"),
     (["--prompts-file", "absent.txt", "x"], "give prompts either as arguments or with --prompts-file, not both"),
+    (["--html", "nowhere/x.html", "x"], "--html nowhere/x.html: cannot be written (No such file or directory)"),
     (["--dtype", "int8", "x"], "dtype must be 'auto', 'float32', 'bfloat16', 'float16', got 'int8'"),
     (["--execution", "fast", "x"], "execution must be one of 'auto', 'unrolled', 'scanned', got 'fast'"),
 ]
@@ -277,4 +358,4 @@ def test_prompts_of_the_user_are_generated_once(model, monkeypatch, capsys):
     flags = ["--method", "full,free", "--shallow-layers", "2", "--buffer-size", "2", "--threshold", "0.9"]
     status, _, _ = run(monkeypatch, capsys, "generate", "abc", "--model", model, *flags, "--max-new-tokens", "9")
     assert status == 0
-    assert made == [["abc"], ["abc"]]
+    assert made == [[[67, 68, 69]], [[67, 68, 69]]]

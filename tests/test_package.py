@@ -25,10 +25,12 @@ FLAGS = {
     "": {"--version", "--compilation-cache"},
     "generate": DEPTH_FLAGS
     | {"--model", "--method", "--max-new-tokens", "--json", "--temperature", "--top-p", "--top-k", "--seed"}
-    | {"--prompts-file", "--heads", "--shallow-layers", "--threshold", "--adaptive", "--adaptive-state", "--verify"},
+    | {"--prompts-file", "--heads", "--shallow-layers", "--threshold", "--adaptive", "--adaptive-state", "--verify"}
+    | {"--html", "--output"},
     "calibrate": {"--model", "--heads", "--data", "--layers", "--confidence", "--agreement"},
     "convert": {"--to", "--dtype", "--check"},
     "evaluate": {"--model", "--data", "--prompt-template", "--target-column", "--method", "--speedup"},
+    "compare": {"--name", "--full", "--out"},
     "bench": {"--model", "--method", "--speedup", "--batch-size", "--against", "--plot", "--json"},
     "compile": {"--shape", "--topology", "--method", "--speedup", "--batch-size", "--training", "--json"},
     "train": set(),

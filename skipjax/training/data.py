@@ -26,6 +26,8 @@ READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
 }
 
+SQUAD_COLUMNS = {"data", "version"}  # of SQuAD's own files, which nest their questions
+
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
@@ -49,7 +51,8 @@ def load_rows(data: str | Path, *, split: str = "train", limit: int | None = Non
     """Rows as a `datasets.Dataset`.
 
     Args:
-      data: a .csv, .tsv, .json, .jsonl or .parquet file, also gzipped, or the name of a data set on the hub.
+      data: a .csv, .tsv, .json, .jsonl or .parquet file, also gzipped, or the name of a data set on the hub. The
+        questions of SQuAD's nested .json become rows.
       split: which split of a hub dataset; a file has only "train".
       limit: keep the first `limit` rows.
     Raises:
@@ -83,12 +86,34 @@ def _from_file(datasets: Any, path: Path) -> Any:
     if reader is None:
         raise ValueError(f"data must be a {', '.join(READERS)} file (or one of them with .gz), got {str(path)!r}")
     try:
-        return datasets.load_dataset(reader, data_files=str(path), split="train", **options)
+        rows = datasets.load_dataset(reader, data_files=str(path), split="train", **options)
+        if set(rows.column_names) != SQUAD_COLUMNS:
+            return rows
+        return _questions(datasets, datasets.load_dataset(reader, data_files=str(path), split="train", field="data"))
     except Exception as error:  # each reader raises its own kinds
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         if "corresponds to no data" in reason:
             raise ValueError(f"data must have at least one row, {str(path)!r} has none") from None
         raise ValueError(f"data: {str(path)!r} cannot be read as {suffix[1:]} ({reason})") from error
+
+
+def _questions(datasets: Any, articles: Any) -> Any:
+    """The questions of SQuAD's nested file, {"data": [{"title", "paragraphs": [{"context", "qas"}]}], "version"}, one a
+    row, with the columns title, context, id, question and answers ({"text": [...], "answer_start": [...]})."""
+    return datasets.Dataset.from_list(
+        [
+            {
+                "title": article["title"],
+                "context": paragraph["context"],
+                "id": question["id"],
+                "question": question["question"],
+                "answers": {key: [one[key] for one in question["answers"]] for key in ("text", "answer_start")},
+            }
+            for article in articles
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
+    )
 
 
 def _from_hub(datasets: Any, name: str, split: str) -> Any:
@@ -147,22 +172,43 @@ class Template:
 
 
 def as_text(value: Any) -> str:
-    """A cell as text: nothing for a missing one, JSON for lists and objects."""
+    """A cell as text: nothing for a missing one, the sentences of a list joined by spaces, JSON for others."""
     if value is None:
         return ""
+    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        return " ".join(value)
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def targets_of(value: Any) -> list[str]:
+    """The texts that a target cell holds, each once: itself, the texts of a list, or the "text" of SQuAD's answers,
+    {"text": [...]} or [{"text": ...}, ...]; an empty text if there is none."""
+    if isinstance(value, dict) and "text" in value:
+        value = value["text"]
+    several = value if isinstance(value, list) else [value]
+    texts = [one["text"] if isinstance(one, dict) and "text" in one else one for one in several]
+    if all(isinstance(text, str) for text in texts):
+        return list(dict.fromkeys(texts)) or [""]
+    return [as_text(value)]
+
+
 def prompts_and_targets(rows: Any, prompt_template: str, target_column: str) -> tuple[list[str], list[str]]:
-    """Texts of all rows. Raises ValueError for a column the data does not have, naming those it has."""
+    """Texts of all rows, in order; a row whose target cell holds several (`targets_of`) gives one pair for each.
+
+    Raises ValueError for a column the data does not have, naming those it has.
+    """
     template = Template.parse(prompt_template)
     columns = list(rows.column_names)
     for argument, name in [("target_column", target_column), *(("prompt_template", name) for name in template.columns)]:
         if name not in columns:
             raise ValueError(f"{argument} names the column {name!r}, but the data has {', '.join(map(repr, columns))}")
     cells = {name: list(rows[name]) for name in {*template.columns, target_column}}
-    prompts = [template.fill({name: cells[name][i] for name in template.columns}) for i in range(len(rows))]
-    return prompts, [as_text(cell) for cell in cells[target_column]]
+    prompts, targets = [], []
+    for index in range(len(rows)):
+        several = targets_of(cells[target_column][index])
+        prompts += [template.fill({name: cells[name][index] for name in template.columns})] * len(several)
+        targets += several
+    return prompts, targets
 
 
 def end_token(config: ModelConfig, tokenizer: Tokenizer) -> int:

@@ -10,7 +10,7 @@ from tiny_models import tiny_config
 from tiny_training import T5
 
 from skipjax.tokenizer import Tokenizer
-from skipjax.training.data import Template, as_text, load_rows, prompts_and_targets, tokenize
+from skipjax.training.data import Template, as_text, load_rows, prompts_and_targets, targets_of, tokenize
 from skipjax.training.vocabulary import train_tokenizer
 
 ROWS = [{"mr": "name[A b], ok", "ref": "A b is ok."}, {"mr": "NA", "ref": ""}, {"mr": "é  x", "ref": "007"}]
@@ -74,14 +74,56 @@ def test_template():
 
 
 def test_cells_as_text():
-    assert [as_text(cell) for cell in ("a", None, 3, 2.5, ["é"], {"a": 1})] == [
+    assert [as_text(cell) for cell in ("a", None, 3, 2.5, ["A é.", "B."], ["a", 1], {"a": 1})] == [
         "a",
         "",
         "3",
         "2.5",
-        '["é"]',
+        "A é. B.",
+        '["a", 1]',
         '{"a": 1}',
     ]
+
+
+def test_target_cells_of_several_texts():
+    cells = ["a", None, 3, ["a", "b", "a"], [], {"text": ["a", "b"], "answer_start": [1, 2]}, [{"text": "a"}], [1, 2]]
+    assert [targets_of(cell) for cell in cells] == [
+        ["a"],
+        [""],
+        ["3"],
+        ["a", "b"],
+        [""],
+        ["a", "b"],
+        ["a"],
+        ["[1, 2]"],
+    ]
+
+
+def test_rows_with_several_targets_give_one_pair_each():
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"source": ["A.", "B."], "target": ["a", "b"]}, {"source": [], "target": []}])
+    assert prompts_and_targets(rows, "{source} ->", "target") == (["A. B. ->", "A. B. ->", "[] ->"], ["a", "b", ""])
+
+
+def test_questions_of_squads_nested_file(tmp_path):
+    answers = [{"text": "308", "answer_start": 3}, {"text": "of 308", "answer_start": 1}]
+    asked = [{"id": "q1", "question": "How many?", "answers": answers}, {"id": "q2", "question": "Who?", "answers": []}]
+    article = {"title": "T", "paragraphs": [{"context": "C", "qas": asked}]}
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [article], "version": "1.1"}))
+    rows = load_rows(path)
+    assert rows[0] == {
+        "title": "T",
+        "context": "C",
+        "id": "q1",
+        "question": "How many?",
+        "answers": {"text": ["308", "of 308"], "answer_start": [3, 1]},
+    }
+    assert prompts_and_targets(rows, "{context} {question}", "answers") == (
+        ["C How many?", "C How many?", "C Who?"],
+        ["308", "of 308", ""],
+    )
 
 
 def tokens_of(tokenizer, rows, config=CONFIG, **changes):
