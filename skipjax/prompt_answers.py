@@ -140,7 +140,7 @@ def answer(
         "tokens of prompts": _digest(rows),
     }
     path = _progress(output)
-    if not output.exists() and path.exists() and path.read_bytes().endswith(json.dumps(FINISHED).encode() + b"\n"):
+    if not output.exists() and path.exists() and path.read_bytes().rstrip().endswith(json.dumps(FINISHED).encode()):
         path.unlink()  # the answers it was about have been removed
     with JsonLog(path, asked, what="answers", flag="--output") as log:
         answers, left = _kept(log, lines, dict(enumerate(parts)), path)
@@ -169,10 +169,10 @@ def answer(
                 log.append({"batch": place, "answers": said})
                 answers |= _whole(lines, batch, said)
                 bar.update(len(batch.prompts))
-        part = output.with_name(output.name + ".tmp")
-        with part.open("w", encoding="utf-8") as file:
+        unfinished = output.with_name(output.name + ".tmp")
+        with unfinished.open("w", encoding="utf-8") as file:
             file.writelines(f"{answers[index]}\n" for index in range(len(lines)))
-        part.replace(output)
+        unfinished.replace(output)
         log.conclude(FINISHED)
     return len(lines) - known
 

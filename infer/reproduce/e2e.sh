@@ -7,13 +7,14 @@
 # All methods start from one full-depth fine-tuning of STEPS updates and get STEPS more, full depth too.
 # FEW=1 trains and scores only full depth after the first STEPS, and SkipDecode.
 set -euo pipefail
-: "${MODEL:?}" "${DATA:?}" "${OUT:?}" "${LAYERS:?}" "${STEPS:=150}" "${BATCH:=16}" "${RATE:=3e-4}" "${LIMIT:=300}" "${FEW:=}"
+: "${MODEL:?}" "${DATA:?}" "${OUT:?}" "${LAYERS:?}"
+: "${STEPS:=150}" "${BATCH:=16}" "${RATE:=3e-4}" "${WARMUP:=20}" "${LIMIT:=300}" "${FEW:=}"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 mkdir -p "$OUT"
 third=$((LAYERS / 3)) half=$((LAYERS / 2)) fifth=$((LAYERS / 5))
 
 common=(--data "$DATA/trainset.csv.gz" --eval-data "$DATA/devset.csv" --prompt-template "{mr} ->" --target-column ref
-    --steps "$STEPS" --batch-size "$BATCH" --learning-rate "$RATE" --warmup-steps 20
+    --steps "$STEPS" --batch-size "$BATCH" --learning-rate "$RATE" --warmup-steps "$WARMUP"
     --max-prompt-tokens 64 --max-target-tokens 56 --max-shapes 5
     --eval-every 50 --eval-limit 64 --save-every 25 --keep 1 --log-every 5 --seed 0)
 train start full --model "$MODEL"
