@@ -7,7 +7,7 @@
 # DATA is a directory with trainset.csv.gz, devset.csv and testset_w_refs.csv. The config and tokenizer are those of the
 # embedded T5: 2 encoder and 12 decoder layers.
 set -euo pipefail
-: "${DATA:?}" "${OUT:?}" "${STEPS:=600}" "${LIMIT:=300}"
+: "${DATA:?}" "${OUT:?}" "${STEPS:=600}" "${WARMUP:=100}" "${LIMIT:=300}"
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/common.sh"
 t5=$(python -c 'from skipjax.loading import EMBEDDED; print(EMBEDDED["embedded-t5"])')
@@ -15,7 +15,7 @@ mkdir -p "$OUT"
 
 common=(--data "$DATA/trainset.csv.gz" --eval-data "$DATA/devset.csv" --prompt-template "{mr} ->" --target-column ref
     --init "$t5/config.json" --tokenizer "$t5" --steps "$STEPS" --batch-size 32 --optimizer adamw --learning-rate 2e-3
-    --warmup-steps 100 --max-target-tokens 64 --max-shapes 4
+    --warmup-steps "$WARMUP" --max-target-tokens 64 --max-shapes 4
     --eval-every 300 --eval-limit 256 --save-every 100 --keep 1 --log-every 25 --seed 0)
 scoring=(--data "$DATA/testset_w_refs.csv" --prompt-template "{mr} ->" --target-column ref --limit "$LIMIT"
     --batch-size 8 --max-new-tokens 56)
