@@ -38,12 +38,12 @@ def compare(
     from skipjax import comparison
     from skipjax.settings import words
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a directory, got the file {str(out)!r}")
     if out is not None and out.resolve() in [directory.resolve() for directory in directories]:
         raise ValueError(f"--out must not be one of the runs to compare, got {str(out)!r}")
     runs = comparison.read_runs(directories, words(name) if name else None)
     results = comparison.join(runs, full)
+    if out is not None:
+        comparison.check_out(out)
     typer.echo(comparison.table(results))
     if out is not None:
         comparison.write(results, out)

@@ -77,14 +77,14 @@ def evaluate(
     from skipjax.settings import words
 
     chosen_sampling = sampling.sampling()
-    if out is not None and out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a directory, got the file {str(out)!r}")
     methods.candidates()  # a mistake in the flags shows before anything is read
     names = list(dict.fromkeys(words(metric or []))) or list(metrics.DEFAULT)
     evaluation.check_metrics(names, bertscore_model)
     if recommend is not None:
         checks.real("--recommend", recommend, 0.0, 1.0)
         _check_checkpoint(model)
+    if out is not None:
+        evaluation_report.check_out(out)
     if out is not None and not evaluation_report.can_draw():
         typer.echo("pictures will not be drawn: matplotlib is not installed, pip install 'skipjax[plot]' brings it")
     inputs = evaluation.read_inputs(data, prompt_template, target_column, split=split, limit=limit)

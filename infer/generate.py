@@ -73,7 +73,7 @@ def generate(
         raise ValueError('nothing to continue: give a prompt, as in skipjax generate "text" --model M')
     chosen_sampling = sampling.sampling()
     if html is not None:
-        pages.check_place("--html", html)
+        pages.check_page("--html", html)
     if output is not None:
         if prompts_file is None or as_json or html is not None:
             raise ValueError("--output goes with --prompts-file, and without --json and --html")

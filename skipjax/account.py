@@ -9,6 +9,7 @@ from typing import Any
 from skipjax.config import ModelConfig
 from skipjax.generation import Generation
 from skipjax.methods import Method
+from skipjax.tables import cell
 
 
 def seconds_per_step(out: Generation, config: ModelConfig) -> float | None:
@@ -64,10 +65,10 @@ class Exits:
     def cells(self) -> dict[str, str]:
         """For tables, under their headers; "-" for None."""
         return {
-            "exits": _cell(self.exit_share, ".1%"),
-            "threshold": _cell(self.threshold, ".2f"),
-            "tokens/pass": _cell(self.tokens_per_deep_pass, ".1f"),
-            "accepted": _cell(self.acceptance_rate, ".1%"),
+            "exits": cell(self.exit_share, ".1%"),
+            "threshold": cell(self.threshold, ".2f"),
+            "tokens/pass": cell(self.tokens_per_deep_pass, ".1f"),
+            "accepted": cell(self.acceptance_rate, ".1%"),
         }
 
 
@@ -76,10 +77,6 @@ def exit_columns(rows: Sequence[Exits]) -> tuple[list[str], list[list[str]]]:
     cells = [exits.cells() for exits in rows]
     header = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
     return header, [[row[name] for name in header] for row in cells]
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _mean(weighted: Sequence[tuple[float | None, float]]) -> float | None:

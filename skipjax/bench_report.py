@@ -11,7 +11,7 @@ from skipjax.account import exit_columns
 from skipjax.bench import Measurement, Workload
 from skipjax.pictures import new_figure, save_figure, tidy
 from skipjax.settings import Setting
-from skipjax.tables import markdown
+from skipjax.tables import cell, markdown
 
 
 def report(measurements: Sequence[Measurement]) -> str:
@@ -44,9 +44,9 @@ def _speed_table(measurements: Sequence[Measurement]) -> str:
             f"{m.step_ms.median:.2f}",
             f"{m.step_ms.lowest:.2f}-{m.step_ms.highest:.2f}",
             f"{m.tokens_per_second.median:.0f}",
-            _cell(None if m.bound_share is None else m.bound_share.median, ".0%"),
-            _cell(None if m.depths is None else m.depths.target_speedup, ".2f", "x"),
-            _cell(None if m.depths is None else m.depths.realised_speedup, ".2f", "x"),
+            cell(None if m.bound_share is None else m.bound_share.median, ".0%"),
+            cell(None if m.depths is None else m.depths.target_speedup, ".2f", "x"),
+            cell(None if m.depths is None else m.depths.realised_speedup, ".2f", "x"),
             f"{m.measured_speedup.median:.2f}x",
         ]
         if compared:
@@ -75,10 +75,6 @@ def _depth_table(measurements: Sequence[Measurement]) -> str:
             ]
         )
     return markdown([*header, "compile s"], rows)
-
-
-def _cell(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else format(value, form) + unit
 
 
 def plot(measurements: Sequence[Measurement], path: str | Path) -> None:

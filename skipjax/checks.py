@@ -6,6 +6,7 @@ import difflib
 import math
 import operator
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -57,3 +58,14 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
+
+
+def directory(name: str, path: Path) -> Path:
+    """`path`, made if it is not there. The error says why it cannot be."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{name} must be a directory, got the file {str(path)!r}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name} {path}: cannot be made ({error.strerror})") from None
+    return path

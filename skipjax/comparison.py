@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skipjax import checks, metrics, pictures
-from skipjax.tables import markdown
+from skipjax.tables import cell, markdown
 
 _NEEDED = (
     *("label", "method", "rougeL", "target_speedup", "realised_speedup", "measured_speedup", "mean_depth"),
@@ -121,16 +121,14 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for row in results:
         first, *others = names
-        interval = row.get(f"{first}_interval")
-        width = "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:.1f}"
         rows.append(
             [
                 row["run"],
                 row["label"],
-                _cell(row[first], ".1f") + width,
-                *(_cell(row.get(name), ".1f") for name in others),
-                _cell(row["share_of_full"], ".1%"),
-                *(_cell(row[f"{kind}_speedup"], ".2f", "x") for kind in ("target", "realised", "measured")),
+                cell(row[first], ".1f", interval=row.get(f"{first}_interval")),
+                *(cell(row.get(name), ".1f") for name in others),
+                cell(row["share_of_full"], ".1%"),
+                *(cell(row[f"{kind}_speedup"], ".2f", "x") for kind in ("target", "realised", "measured")),
                 f"{row['mean_depth']:.1f}",
             ]
         )
@@ -138,8 +136,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return markdown([*header, "mean depth"], rows)
 
 
-def _cell(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else format(value, form) + unit
+def check_out(directory: Path) -> None:
+    """Makes the directory that `write` is to write into. Raises ValueError if it cannot be, or holds an evaluation."""
+    checks.directory("--out", directory)
+    for name in ("samples.jsonl", "progress.jsonl"):
+        if (directory / name).exists():
+            raise ValueError(f"--out {directory} holds an evaluation ({name}): give another directory")
 
 
 def write(results: Sequence[dict[str, Any]], directory: Path) -> None:

@@ -22,6 +22,7 @@ from skipjax.perplexity import References
 from skipjax.prompts import encode_prompts
 from skipjax.sampling import Sampling
 from skipjax.settings import Setting, against_full
+from skipjax.training.data import Template
 
 SHADED = 20  # so many first inputs keep the depths of their tokens for reading
 
@@ -84,7 +85,8 @@ class Result:
       target_speedup: layers / mean depth the method aims at.
       realised_speedup: layers / mean depth of all generated tokens, token 0 included.
       measured_speedup: seconds per decode step of full depth over this setting's, median over the batches, in each of
-        which all settings run in turn; None if no batch needed a decode step.
+        which all settings run in turn; without batches that were interrupted between the two. None if no batch is left
+        that needed a decode step.
       mean_depth: layers per generated token.
       positions: depths, exits and confidences by position.
       exits: how tokens left before the last layer; in JSON its attributes stand beside those of the result.
@@ -212,10 +214,12 @@ def read_inputs(
       target_column: column with the references: one text a row, or several as in `skipjax.training.data.targets_of`.
       limit: keep the first `limit` different prompts.
     Raises:
-      FileNotFoundError, ValueError: no such data, no rows, no such column, a limit below 1.
+      FileNotFoundError, ValueError: no such data, no rows, no such column, a template without one, a limit below 1.
     """
     if limit is not None:
         checks.integer("limit", limit, 1)
+    if not Template.parse(prompt_template).columns:
+        raise ValueError(f"prompt_template must hold a {{column}} field, got {prompt_template!r}")
     rows = training.load_rows(data, split=split)
     return group(*training.prompts_and_targets(rows, prompt_template, target_column), limit)
 
@@ -291,7 +295,7 @@ def evaluate(
         ) as bar:
             for batch, place in runs:
                 setting, account = settings[place], accounts[place]
-                entry = written.take(account.estimator)
+                entry = written.take(account.estimator, len(batch))
                 if entry is None:
                     out = generate(
                         *(lm, [rows[index] for index in batch], setting.method),
@@ -305,7 +309,7 @@ def evaluate(
                         losses = references.losses(lm, method, batch, batch_size)
                     # An estimator holds the pairs of all batches before, so only the last one is kept.
                     bare = dataclasses.replace(out, adaptive_threshold=None)
-                    entry = Entry(bare, out.adaptive_threshold, losses)
+                    entry = Entry(bare, out.adaptive_threshold, losses, written.session)
                     written.append(entry, account.estimator)
                     bar.update(len(batch))
                 account.add(batch, entry)
@@ -336,6 +340,7 @@ class _Account:
 
     texts: list[str]
     outs: list[Generation] = dataclasses.field(default_factory=list)
+    sessions: list[int] = dataclasses.field(default_factory=list)
     estimator: AdaptiveThreshold | None = None
     losses: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
     tokens: dict[int, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
@@ -351,6 +356,7 @@ class _Account:
         self.losses |= dict(zip(batch, entry.losses or [], strict=False))
         self.estimator = entry.learnt
         self.outs.append(out)
+        self.sessions.append(entry.session)
 
     def shaded(self, lm: LanguageModel) -> list[dict[str, Any]]:
         """Pieces and depths of the tokens of the first inputs."""
@@ -413,6 +419,9 @@ def _result(
 
 
 def _measured(lm: LanguageModel, full: _Account, other: _Account) -> float | None:
-    steps = ([seconds_per_step(out, lm.config) for out in account.outs] for account in (full, other))
-    ratios = [yardstick / own for yardstick, own in zip(*steps, strict=True) if yardstick and own]
+    ratios = []
+    for one, session, two, other_session in zip(full.outs, full.sessions, other.outs, other.sessions, strict=True):
+        yardstick, own = seconds_per_step(one, lm.config), seconds_per_step(two, lm.config)
+        if session == other_session and yardstick and own:
+            ratios.append(yardstick / own)
     return statistics.median(ratios) if ratios else None

@@ -66,11 +66,13 @@ class Entry:
       out: what was generated, without its adaptive threshold.
       learnt: the adaptive threshold after the batch; None for methods without.
       losses: of the references of the batch; None if they were not asked for, or the method has none.
+      session: number of the run that generated it, from 0; times of different runs say nothing about each other.
     """
 
     out: Generation
     learnt: AdaptiveThreshold | None
     losses: Losses | None
+    session: int
 
     def to_json(self, before: AdaptiveThreshold | None) -> dict[str, Any]:
         """`before` is the adaptive threshold before the batch: only what it learnt since is written."""
@@ -87,6 +89,7 @@ class Entry:
             "stats": stats,
             "learnt": None if self.learnt is None else _learnt(self.learnt, before),
             "losses": self.losses,
+            "session": self.session,
         }
 
     @classmethod
@@ -107,6 +110,7 @@ class Entry:
             out,
             None if learnt is None else _relearnt(learnt, before),
             None if losses is None else [(nats, tokens) for nats, tokens in losses],
+            int(data["session"]),
         )
 
 
@@ -145,13 +149,15 @@ class EvaluationLog:
       path: of the file, made if there is none, with its directory; None keeps nothing.
       asked: from `request`.
       lm: the model that it is about.
+    Attributes:
+      session: number of this run, from 0, once all entries of earlier ones were taken.
     Raises:
       ValueError: the file is of an evaluation of something else, or damaged; it is left as it is.
     """
 
     def __init__(self, path: Path | None, asked: dict[str, Any], lm: LanguageModel):
         self._columns, self._settings, self._pad = asked["max_new_tokens"], len(asked["settings"]), pad_token(lm.config)
-        self._path, self._taken = path, 0
+        self._path, self._taken, self.session = path, 0, 0
         self._log: JsonLog | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,18 +169,24 @@ class EvaluationLog:
         """How many entries earlier runs have written."""
         return len(self._log or ())
 
-    def take(self, before: AdaptiveThreshold | None) -> Entry | None:
-        """The next entry of earlier runs, None after the last. `before` is the adaptive threshold before it."""
+    def take(self, before: AdaptiveThreshold | None, rows: int) -> Entry | None:
+        """The next entry of earlier runs, of a batch of so many `rows`; None after the last. `before` is the adaptive
+        threshold before it."""
         data, place = next(self._kept, None), divmod(self._taken, self._settings)
         if data is None:
             return None
         try:
             if (data["batch"], data["setting"]) != place:
                 raise ValueError(f"expected batch {place[0]} with setting {place[1]}")
+            if len(data["texts"]) != rows or not all(isinstance(text, str) for text in data["texts"]):
+                raise ValueError(f"expected {rows} texts")
             entry = Entry.from_json(data, self._columns, self._pad, before)
+            if len(entry.out.lengths) != rows:
+                raise ValueError(f"expected the tokens of {rows} texts")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self._path}: line {self._taken + 2} is damaged ({error})") from None
         self._taken += 1
+        self.session = entry.session + 1
         return entry
 
     def append(self, entry: Entry, before: AdaptiveThreshold | None) -> None:

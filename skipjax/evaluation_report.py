@@ -6,11 +6,10 @@ import importlib.util
 import json
 from pathlib import Path
 
-from skipjax import metrics, pages, pictures
+from skipjax import checks, metrics, pages, pictures
 from skipjax.account import exit_columns
-from skipjax.evaluation import SHADED, Evaluation, Result
-from skipjax.metrics import Score
-from skipjax.tables import markdown
+from skipjax.evaluation import SHADED, Evaluation
+from skipjax.tables import cell, markdown
 
 
 def table(evaluation: Evaluation) -> str:
@@ -21,17 +20,18 @@ def table(evaluation: Evaluation) -> str:
     about_exits, exit_cells = exit_columns([result.exits for result in evaluation.results])
     rows = []
     for result, cells in zip(evaluation.results, exit_cells, strict=True):
-        share, measured = result.share_of_full, result.measured_speedup
+        first, *others = (result.scores[name] for name in evaluation.metrics)
         rows.append(
             [
                 result.setting.label,
                 result.setting.depths_label(result.num_layers),
-                *_quality(result, evaluation.metrics),
-                "-" if share is None else f"{share:.1%}",
+                cell(first.value, ".1f", interval=first.interval),
+                *(cell(score.value, ".1f") for score in others),
+                cell(result.share_of_full, ".1%"),
                 f"{result.same_texts:.1%}",
                 f"{result.target_speedup:.2f}x",
                 f"{result.realised_speedup:.2f}x",
-                "-" if measured is None else f"{measured:.2f}x",
+                cell(result.measured_speedup, ".2f", "x"),
                 f"{result.mean_depth:.1f}",
                 *cells,
                 f"{result.tokens_per_second:.0f}",
@@ -41,18 +41,18 @@ def table(evaluation: Evaluation) -> str:
     return markdown([*header, *about_exits, "tokens/s", "seconds"], rows)
 
 
-def _quality(result: Result, names: tuple[str, ...]) -> list[str]:
-    def cell(score: Score) -> str:
-        return "-" if score.value is None else f"{score.value:.1f}"
-
-    first, *others = (result.scores[name] for name in names)
-    interval = "" if first.interval is None else f" ± {(first.interval[1] - first.interval[0]) / 2:.1f}"
-    return [cell(first) + interval, *map(cell, others)]
-
-
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_out(directory: Path) -> None:
+    """Makes the directory that `write` is to write into. Raises ValueError if it cannot be, or holds a comparison."""
+    checks.directory("--out", directory)
+    if (directory / "results.json").exists() and not any(
+        (directory / name).exists() for name in ("samples.jsonl", "progress.jsonl")
+    ):
+        raise ValueError(f"--out {directory} holds results that are no evaluation's: give another directory")
 
 
 def write(evaluation: Evaluation, directory: Path) -> list[str]:

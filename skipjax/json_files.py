@@ -26,7 +26,12 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
+    """An object as indented JSON, by `write_whole`."""
+    write_whole(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
     """Writes the file as a whole or not at all: a process killed at any moment leaves the old one or the new one."""
     part = path.with_name(path.name + ".tmp")
-    part.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)

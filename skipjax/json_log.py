@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from skipjax.json_files import write_whole
+
 
 class JsonLog:
     """A file of JSON lines: the first says what was asked for, then there is one entry a line. A context manager.
@@ -26,6 +28,8 @@ class JsonLog:
 
     def __init__(self, path: Path, asked: dict[str, Any], *, what: str, flag: str):
         self._path = path
+        if path.is_dir():
+            raise self._damaged()
         kept = path.read_bytes() if path.exists() else b""
         kept = kept[: kept.rfind(b"\n") + 1]
         self._lines = kept.splitlines()
@@ -49,18 +53,19 @@ class JsonLog:
         return (self._parsed(number) for number in range(1, len(self._lines)))
 
     def append(self, entry: dict[str, Any]) -> None:
+        """Writes one entry after all others, at once."""
         self._file.write(_line(entry))
         self._file.flush()
 
     def conclude(self, entry: dict[str, Any]) -> None:
         """Puts this entry in place of all others, at once or not at all. It is the last one."""
         self._file.close()
-        part = self._path.with_name(self._path.name + ".tmp")
         with self._path.open(encoding="utf-8") as file:
-            part.write_text(file.readline() + _line(entry), encoding="utf-8")
-        part.replace(self._path)
+            asked = file.readline()
+        write_whole(self._path, asked + _line(entry))
 
     def close(self) -> None:
+        """Closes the file; leaving the context does it too."""
         self._file.close()
 
     def __enter__(self) -> Self:

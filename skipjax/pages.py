@@ -9,6 +9,7 @@ from typing import Any
 
 from skipjax.display import SHADES, shade_of
 
+_DOCTYPE = "<!DOCTYPE html>"
 _WHITE = 0.45  # mixed into the terminal's shades, so that black text is easy to read on each
 
 # Tokens keep their own black on light shades in dark mode and in print.
@@ -40,6 +41,17 @@ def check_place(argument: str, path: Path) -> None:
         path.unlink()
 
 
+def check_page(argument: str, path: Path) -> None:
+    """`check_place` for a page, which may replace an earlier one but no other file."""
+    check_place(argument, path)
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(len(_DOCTYPE))
+    if beginning not in (b"", _DOCTYPE.encode()):
+        raise ValueError(f"{argument} {path}: exists and is no web page: give another place, or move it away")
+
+
 def write_texts(samples: Sequence[Mapping[str, Any]], num_layers: int, path: Path) -> None:
     """Writes one HTML page that needs nothing else: prompts, references and texts, with the depth of each token.
 
@@ -53,7 +65,7 @@ def write_texts(samples: Sequence[Mapping[str, Any]], num_layers: int, path: Pat
       path: of the page.
     """
     sections = "\n".join(_section(number, sample, num_layers) for number, sample in enumerate(samples, 1))
-    page = f"""<!DOCTYPE html>
+    page = f"""{_DOCTYPE}
 <html lang="en">
 <head>
 <meta charset="utf-8">

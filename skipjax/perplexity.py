@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from skipjax.config import ModelConfig
-from skipjax.decoder import Params, ends_of, teacher_forced
+from skipjax.decoder import Params
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Full, Method, SkipDecode
 from skipjax.metrics import Score, bootstrap, ratio_of_means
 from skipjax.prompts import bucket, pad_token
 from skipjax.training.batches import MULTIPLE, Batch, make_batch
 from skipjax.training.data import Examples, end_token
-from skipjax.training.loss import decoder_inputs, real_targets
+from skipjax.training.loss import real_targets, target_logits, target_nats
 
 Losses = list[tuple[float, int]]  # of each input: nats and tokens of its references, their ends counted
 
@@ -77,13 +77,8 @@ class References:
 @functools.partial(jax.jit, static_argnames=("config", "method"))
 def _nats(config: ModelConfig, method: Full | SkipDecode, params: Params, batch: Batch) -> jax.Array:
     """float32 [B], -log p of each row's target."""
-    tokens, padding, memory, prompt_size = decoder_inputs(config, params, batch)
-    kept = method.plan(config.num_layers, batch.targets.shape[1] - 1).kept
-    h = teacher_forced(config, params, tokens, padding, tuple(prompt_size + steps for steps in kept), memory=memory)
-    logits = ends_of(config, params).logits(h[:, prompt_size - 1 :]).astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, batch.targets[:, :, None], axis=-1)[:, :, 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-    return jnp.sum(jnp.where(real_targets(batch), losses, 0.0), axis=-1)
+    nats = target_nats(target_logits(config, params, batch, method), batch)
+    return jnp.sum(jnp.where(real_targets(batch), nats, 0.0), axis=-1)
 
 
 def perplexity(losses: Losses | None) -> Score:

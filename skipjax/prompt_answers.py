@@ -17,6 +17,7 @@ from skipjax import checks
 from skipjax.display import records
 from skipjax.fingerprint import fingerprint
 from skipjax.generation import generate, warn_if_untrained
+from skipjax.json_files import write_whole
 from skipjax.json_log import JsonLog
 from skipjax.language_model import LanguageModel
 from skipjax.methods import Free, Method
@@ -169,10 +170,7 @@ def answer(
                 log.append({"batch": place, "answers": said})
                 answers |= _whole(lines, batch, said)
                 bar.update(len(batch.prompts))
-        unfinished = output.with_name(output.name + ".tmp")
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.writelines(f"{answers[index]}\n" for index in range(len(lines)))
-        unfinished.replace(output)
+        write_whole(output, "".join(f"{answers[index]}\n" for index in range(len(lines))))
         log.conclude(FINISHED)
     return len(lines) - known
 

@@ -34,6 +34,7 @@ class PromptLine:
 
 
 def from_arguments(prompts: Sequence[str]) -> list[PromptLine]:
+    """Prompts of a command line, which errors count from 0."""
     return [PromptLine(f"prompt {index}", {"prompt": prompt}) for index, prompt in enumerate(prompts)]
 
 

@@ -1,8 +1,10 @@
 """Settings of every test: strict JAX on the CPU, programs that compile fast, no network."""
 
+import builtins
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,16 @@ def shared_dir() -> Path:
     if not path.is_dir():
         pytest.skip("needs the folder 'shared' beside the checkout")
     return path
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without matplotlib."""
+    real_import = builtins.__import__
+
+    def without(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real_import(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)

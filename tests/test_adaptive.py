@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import json
 import math
@@ -421,15 +420,8 @@ def test_figure_shows_what_decides(tmp_path, monkeypatch):
     assert lower.get_xlabel() == "confidence of the shallow layers, x"
 
 
-def test_figure_without_matplotlib(tmp_path, monkeypatch):
-    real_import = builtins.__import__
-
-    def no_matplotlib(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_figure_without_matplotlib(tmp_path):
     with pytest.raises(ValueError, match=r"pip install 'skipjax\[plot\]'"):
         AdaptiveThreshold().plot(tmp_path / "threshold.png")
 

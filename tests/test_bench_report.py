@@ -1,6 +1,5 @@
 """How benchmarks are shown."""
 
-import builtins
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +78,7 @@ def test_pictures_are_written(tmp_path: Path) -> None:
         bench_report.plot([], tmp_path / "x.tree")
 
 
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    real_import = builtins.__import__
-
-    def no_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real_import(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib() -> None:
     with pytest.raises(ValueError, match=r"pip install 'skipjax\[plot\]'"):
         bench_report.plot([], "unused.png")

@@ -12,7 +12,7 @@ import pytest
 from evaluated import FULL, SEVERAL, result, sample
 from typer.testing import CliRunner, Result
 
-from skipjax import comparison, pictures
+from skipjax import comparison, evaluation_report, pictures
 
 INPUTS = [sample("p"), sample("q")]
 OTHERS = [result("full", 1.0, 60.0), result("free 0.5", 3.0, 40.0, measured_speedup=None, chrf=50.0)]
@@ -144,6 +144,23 @@ def test_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert (runs[0] / "results.json").read_text() == before
     assert str(run_program(*runs, "--out", runs[0] / "results.json").exception).startswith("--out must be a directory")
+
+
+def test_results_of_others_are_kept(tmp_path: Path) -> None:
+    runs = evaluation(tmp_path / "a"), evaluation(tmp_path / "b", OTHERS)
+    third = evaluation(tmp_path / "c")
+    before = (third / "results.json").read_text()
+    assert "holds an evaluation (samples.jsonl): give another" in str(run_program(*runs, "--out", third).exception)
+    assert (third / "results.json").read_text() == before
+    said = str(run_program(*runs, "--out", third / "results.json" / "below").exception)
+    assert said.endswith("below: cannot be made (Not a directory)")
+    ours = tmp_path / "compared"
+    ours.mkdir()
+    (ours / "results.json").write_text(json.dumps(comparison.join(comparison.read_runs(runs))))
+    comparison.check_out(ours)  # an earlier comparison may be replaced
+    with pytest.raises(ValueError, match="holds results that are no evaluation's"):
+        evaluation_report.check_out(ours)
+    evaluation_report.check_out(third)
 
 
 def test_program_needs_no_jax(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ def test_bad_data(tmp_path: Path) -> None:
         evaluation.read_inputs(path, "{mr} ->", "refs")
     with pytest.raises(ValueError, match="prompt_template names the column 'name'"):
         evaluation.read_inputs(path, "{name} ->", "ref")
+    with pytest.raises(ValueError, match=r"prompt_template must hold a \{column\} field, got 'no field'"):
+        evaluation.read_inputs(path, "no field", "ref")
     with pytest.raises(ValueError, match=r"empty\.csv"):
         evaluation.read_inputs(tmp_path / "empty.csv", "{mr} ->", "ref")
     with pytest.raises(ValueError, match="limit must be an integer of at least 1, got 0"):
@@ -435,6 +437,20 @@ def test_an_interrupted_evaluation_goes_on(lm: LanguageModel, tmp_path: Path, mo
     assert path.read_bytes() == lines
 
 
+def test_times_of_two_runs_are_not_compared(lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "progress.jsonl"
+    assert logged(lm, path, monkeypatch, stop_at=2, batch_size=len(PROMPTS))[0] is None
+    resumed, again = logged(lm, path, monkeypatch, batch_size=len(PROMPTS))
+    assert len(again.methods) == 1
+    assert resumed is not None
+    full, other, resumed_one = resumed.results
+    assert full.measured_speedup == 1
+    assert other.measured_speedup is not None
+    assert resumed_one.measured_speedup is None
+    assert resumed_one.speedup == resumed_one.realised_speedup
+    assert [json.loads(line)["session"] for line in path.read_text().splitlines()[1:]] == [0, 0, 1]
+
+
 def test_an_evaluation_killed_before_its_first_line_begins_anew(
     lm: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +493,17 @@ def test_a_damaged_log_is_named(lm: LanguageModel, tmp_path: Path, monkeypatch: 
     path.write_text("\n".join([first, third, ""]))
     with pytest.raises(ValueError, match=r"progress.jsonl: line 2 is damaged \(expected batch 0 with setting 0\)"):
         logged(lm, path, monkeypatch, compared=[])
+    entry = json.loads(second)
+    for changes in (
+        {"texts": [5, *entry["texts"][1:]]},
+        {"texts": entry["texts"][1:]},
+        {"texts": None},
+        {name: entry[name][1:] for name in ("tokens", "depths", "confidences")},
+        {"session": None},
+    ):
+        path.write_text("\n".join([first, json.dumps({**entry, **changes}), third, ""]))
+        with pytest.raises(ValueError, match=r"progress.jsonl: line 2 is damaged \("):
+            logged(lm, path, monkeypatch, compared=[])
     path.write_text("\n".join([first, second[:40], third, ""]))
     with pytest.raises(ValueError, match=r"progress\.jsonl: damaged, remove it to begin anew"):
         logged(lm, path, monkeypatch, compared=[])
@@ -486,7 +513,7 @@ def test_a_kept_adaptive_threshold_is_the_same_to_the_last_bit(lm: LanguageModel
     before = AdaptiveThreshold(blend="hard").after([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1])
     after = before.after([0.3, 0.7123456], [1, 0])
     out = generate(lm, PROMPTS[:2], Full(), max_new_tokens=NEW)
-    data = json.loads(json.dumps(Entry(out, after, [(1.5, 2)]).to_json(before)))
+    data = json.loads(json.dumps(Entry(out, after, [(1.5, 2)], 0).to_json(before)))
     assert len(data["learnt"]["confidences"]) == 2
     entry = Entry.from_json(data, NEW, 1, before)
     assert entry.learnt == after

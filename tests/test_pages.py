@@ -131,12 +131,19 @@ def test_black_can_be_read_on_every_shade(tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    page = tmp_path / "texts.html"
-    pages.check_place("--html", page)
+    page = tmp_path / "x.html"
+    pages.check_page("--html", page)
     assert not page.exists()
     page.write_text("old")
     pages.check_place("--html", page)
     assert page.read_text() == "old"
+    with pytest.raises(ValueError, match=r"^--html .*x.html: exists and is no web page: give another place"):
+        pages.check_page("--html", page)
+    assert page.read_text() == "old"
+    for earlier in ("", write(tmp_path / "page.html").source):
+        page.write_text(earlier)
+        pages.check_page("--html", page)
+        assert page.read_text() == earlier
     with pytest.raises(ValueError, match=r"^--html .*: cannot be written \(Is a directory\)$"):
         pages.check_place("--html", tmp_path)
     with pytest.raises(ValueError, match=r"^--html .*x.html: cannot be written \(No such file or directory\)$"):

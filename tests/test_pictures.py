@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import math
 from pathlib import Path
@@ -195,14 +194,7 @@ def test_results_of_older_versions(draw: Any, key: str) -> None:
         draw(old)
 
 
-def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    real_import = builtins.__import__
-
-    def no_matplotlib(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real_import(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"pip install 'skipjax\[plot\]'"):
         pictures.pareto(SEVERAL, tmp_path / "x.png")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import killed_answers
 import pytest
 from compile_count import counting
+from killed import run_killed
 from killed_answers import LM, METHOD, NEW, SAMPLING, lines, prompts, run
 from tiny_models import tiny_lm
 
@@ -105,17 +102,8 @@ def test_answers_are_those_of_one_batch_in_the_order_of_the_prompts(undisturbed:
 
 
 def test_a_killed_run_goes_on(undisturbed: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, program = tmp_path / "answers.jsonl", Path(killed_answers.__file__)
-    paths = [str(program.parent), str(Path(prompt_answers.__file__).parents[1])]
-    done = subprocess.run(
-        [sys.executable, str(program), str(output), "2"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    output = tmp_path / "answers.jsonl"
+    run_killed(killed_answers, output, 2)
     assert not output.exists()
     assert progress(output).read_text(encoding="utf-8").endswith('\n{"batch": ')
     made = counted(monkeypatch)

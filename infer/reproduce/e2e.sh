@@ -5,12 +5,13 @@
 #
 # MODEL is a Hugging Face directory or hub id; DATA a directory with trainset.csv.gz, devset.csv and testset_w_refs.csv.
 # All methods start from one full-depth fine-tuning of STEPS updates and get STEPS more, full depth too.
-# FEW=1 trains and scores only full depth after the first STEPS, and SkipDecode.
+# FEW=1 trains and scores only full depth after the first STEPS, and SkipDecode; the yardstick then had half the updates.
 set -euo pipefail
 : "${MODEL:?}" "${DATA:?}" "${OUT:?}" "${LAYERS:?}"
 : "${STEPS:=150}" "${BATCH:=16}" "${RATE:=3e-4}" "${WARMUP:=20}" "${LIMIT:=300}" "${FEW:=}"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 mkdir -p "$OUT"
+[ "$LAYERS" -ge 5 ] || { printf 'LAYERS must be those of MODEL, at least 5, got %s\n' "$LAYERS" >&2; exit 2; }
 third=$((LAYERS / 3)) half=$((LAYERS / 2)) fifth=$((LAYERS / 5))
 
 common=(--data "$DATA/trainset.csv.gz" --eval-data "$DATA/devset.csv" --prompt-template "{mr} ->" --target-column ref
@@ -29,7 +30,7 @@ fi
 
 scoring=(--data "$DATA/testset_w_refs.csv" --prompt-template "{mr} ->" --target-column ref --limit "$LIMIT"
     --batch-size 16 --max-new-tokens 56)
-# compared SUFFIX SAMPLING...: one table; the yardstick is full depth with as many updates as the others had.
+# compared SUFFIX SAMPLING...: one table; unless FEW, the yardstick is full depth with as many updates as the others had.
 compared() {
     local suffix=$1 runs=(start)
     shift

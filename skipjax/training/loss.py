@@ -91,8 +91,24 @@ def number_of_targets(batch: Batch) -> jax.Array:
 
 def cross_entropy(logits: jax.Array, batch: Batch) -> jax.Array:
     """Sum over the real target tokens, of logits float32 [B, T, V]."""
+    return sum_over_real(target_nats(logits, batch), batch)
+
+
+def target_nats(logits: jax.Array, batch: Batch) -> jax.Array:
+    """-log p of each target token, float32 [B, T], also where it is padding; logits float32 [B, T, V]."""
     chosen = jnp.take_along_axis(logits, batch.targets[:, :, None], axis=-1)[:, :, 0]
-    return sum_over_real(jax.nn.logsumexp(logits, axis=-1) - chosen, batch)
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+def target_logits(
+    config: ModelConfig, params: Params, batch: Batch, method: Full | SkipDecode, *, rematerialise: bool = False
+) -> jax.Array:
+    """float32 logits [B, T, V] that predict the targets, at the depths of a resolved method (static)."""
+    tokens, padding, memory, prompt_size = decoder_inputs(config, params, batch, rematerialise=rematerialise)
+    kept = method.plan(config.num_layers, batch.targets.shape[1] - 1).kept
+    columns = tuple(prompt_size + steps for steps in kept)
+    h = teacher_forced(config, params, tokens, padding, columns, memory=memory, rematerialise=rematerialise)
+    return ends_of(config, params).logits(h[:, prompt_size - 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +129,7 @@ class NextToken:
         return str(self.method)
 
     def loss(self, config: ModelConfig, params: Params, batch: Batch, *, rematerialise: bool = False) -> Sums:
-        tokens, padding, memory, prompt_size = decoder_inputs(config, params, batch, rematerialise=rematerialise)
-        kept = self.method.plan(config.num_layers, batch.targets.shape[1] - 1).kept
-        columns = tuple(prompt_size + steps for steps in kept)
-        h = teacher_forced(config, params, tokens, padding, columns, memory=memory, rematerialise=rematerialise)
-        logits = ends_of(config, params).logits(h[:, prompt_size - 1 :])
+        logits = target_logits(config, params, batch, self.method, rematerialise=rematerialise)
         return cross_entropy(logits, batch), number_of_targets(batch)
 
 

@@ -1,16 +1,12 @@
 """Runs: what they write, and that a killed one goes on as if nothing had happened."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import killed_training
 import numpy as np
 import pytest
+from killed import run_killed
 from killed_training import STEPS, run
 from tiny_models import tiny_config
 from tiny_training import LLAMA, assert_trees_equal, random_examples, tiny_model
@@ -80,29 +76,14 @@ def test_what_is_kept(undisturbed):
     assert params_at(undisturbed, 12)["progress"] == {"step": 12, "window": [], "best": rated[best]}
 
 
-def child(directory, moment, step):
-    """Trains in a process that kills itself."""
-    program = Path(killed_training.__file__)
-    paths = [str(program.parent), str(Path(checkpoint.__file__).parents[1])]
-    done = subprocess.run(
-        [sys.executable, str(program), str(directory), moment, str(step)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-
-
 def test_killed_twice_and_resumed(undisturbed, tmp_path):
     """Once while a line of metrics.jsonl is half written, once while a checkpoint is."""
     directory = tmp_path / "out"
-    child(directory, "writing", 8)
+    run_killed(killed_training, directory, "writing", 8)
     text = (directory / "metrics.jsonl").read_text()
     assert text.endswith('{"step": ')
     assert text.count("\n") == 3
-    child(directory, "saving", 9)
+    run_killed(killed_training, directory, "saving", 9)
     assert [line["step"] for line in lines_of(directory)] == [2, 4, 6, 8]
     run(directory, resume=True, report=lambda line: None)
     assert lines_of(directory) == lines_of(undisturbed)
